@@ -1,0 +1,255 @@
+"""Pure steps: parameters, gradients and state in, new ones out; nothing is changed.
+
+    state = functional.init_tam(params)
+    params, state = functional.tam(params, grads, state, lr=0.2)
+
+`params` and `grads` are dicts, lists or tuples of tensors; the result has the same form. Everything
+works under `torch.func.vmap`, with a different lr (or weight_decay) for each member, and autograd
+goes through. The rule is the optimizers' own: they call the same code with `differentiable=True`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+
+from tam.kernels import angular, torque
+from tam.kernels.arithmetic import PURE
+from tam.kernels.bucket import Bucket, fill
+
+Tensors = TypeVar("Tensors", bound=Mapping[str, Tensor] | Sequence[Tensor])
+
+
+class TAMState(NamedTuple):
+    """State of `tam`. `alignment` is 0-dim, or one entry a tensor with scope "tensor"."""
+
+    momentum_buffer: Any
+    alignment: Tensor
+
+
+class AdaTAMState(NamedTuple):
+    """State of `adatam` and `adatamw`."""
+
+    step: Tensor
+    exp_avg: Any
+    exp_avg_sq: Any
+    alignment: Tensor
+
+
+class AngularGradState(NamedTuple):
+    """State of `angular_grad`. `coefficient` is empty without `vote`."""
+
+    step: Tensor
+    exp_avg: Any
+    exp_avg_sq: Any
+    previous_grad: Any
+    angle: Any
+    coefficient: Any
+
+
+def init_tam(params: Any, *, scope: str = "global") -> TAMState:
+    """The state before the first step."""
+    return TAMState(_full(params, 0.0), _alignment(params, scope))
+
+
+def init_adatam(params: Any, *, scope: str = "global") -> AdaTAMState:
+    """The state before the first step, for `adatam` and `adatamw`."""
+    zero = _count(params)
+    return AdaTAMState(zero, _full(params, 0.0), _full(params, 0.0), _alignment(params, scope))
+
+
+def init_angular_grad(params: Any, *, vote: bool = False) -> AngularGradState:
+    """The state before the first step."""
+    return AngularGradState(
+        step=_count(params),
+        exp_avg=_full(params, 0.0),
+        exp_avg_sq=_full(params, 0.0),
+        previous_grad=_full(params, 0.0),
+        angle=_full(params, 0.0 if vote else torch.pi / 2),
+        coefficient=_full(params, 0.0) if vote else (),
+    )
+
+
+def tam(
+    params: Tensors,
+    grads: Tensors,
+    state: TAMState,
+    *,
+    lr: float | Tensor = 0.2,
+    momentum: float | Tensor = 0.9,
+    smoothing: float = 0.9,
+    floor: float = 1e-8,
+    weight_decay: float | Tensor = 0.0,
+    scope: str = "global",
+    max_grad_norm: float | None = None,
+    maximize: bool = False,
+) -> tuple[Tensors, TAMState]:
+    """One step of TAM."""
+    group = {
+        "lr": lr,
+        "momentum": momentum,
+        "floor": floor,
+        "weight_decay": weight_decay,
+        "maximize": maximize,
+    }
+    rule = torque.Rule(_shared(scope), smoothing, max_grad_norm, False, False, False, False)
+    buckets = _buckets(params, grads, state, group, ["momentum_buffer"], scope)
+    torque.step(PURE, rule, buckets)
+    return (
+        _collect(params, buckets, None),
+        TAMState(_collect(params, buckets, "momentum_buffer"), _alignment_after(buckets, scope)),
+    )
+
+
+def adatam(
+    params: Tensors,
+    grads: Tensors,
+    state: AdaTAMState,
+    *,
+    lr: float | Tensor = 1e-4,
+    betas: tuple[float, float] = (0.9, 0.999),
+    smoothing: float = 0.9,
+    eps: float = 1e-8,
+    floor: float = 1e-8,
+    weight_decay: float | Tensor = 0.0,
+    scope: str = "global",
+    ema: bool = False,
+    bias_correction: bool = False,
+    max_grad_norm: float | None = None,
+    maximize: bool = False,
+    decoupled: bool = False,
+) -> tuple[Tensors, AdaTAMState]:
+    """One step of AdaTAM; `decoupled=True` makes it AdaTAMW's."""
+    group = {
+        "lr": lr,
+        "betas": betas,
+        "eps": eps,
+        "floor": floor,
+        "weight_decay": weight_decay,
+        "maximize": maximize,
+    }
+    rule = torque.Rule(_shared(scope), smoothing, max_grad_norm, True, decoupled, ema, bias_correction)
+    buckets = _buckets(params, grads, state, group, ["exp_avg", "exp_avg_sq"], scope)
+    torque.step(PURE, rule, buckets)
+    new = AdaTAMState(
+        state.step + 1,
+        _collect(params, buckets, "exp_avg"),
+        _collect(params, buckets, "exp_avg_sq"),
+        _alignment_after(buckets, scope),
+    )
+    return _collect(params, buckets, None), new
+
+
+def adatamw(
+    params: Tensors,
+    grads: Tensors,
+    state: AdaTAMState,
+    *,
+    weight_decay: float | Tensor = 1e-2,
+    **options: Any,
+) -> tuple[Tensors, AdaTAMState]:
+    """One step of AdaTAMW; options as `adatam` has them."""
+    return adatam(params, grads, state, weight_decay=weight_decay, decoupled=True, **options)
+
+
+def angular_grad(
+    params: Tensors,
+    grads: Tensors,
+    state: AngularGradState,
+    *,
+    lr: float | Tensor = 1e-3,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-8,
+    weight_decay: float | Tensor = 0.0,
+    method: str = "cos",
+    vote: bool = False,
+    maximize: bool = False,
+) -> tuple[Tensors, AngularGradState]:
+    """One step of AngularGrad."""
+    group = {
+        "lr": lr,
+        "betas": betas,
+        "eps": eps,
+        "weight_decay": weight_decay,
+        "maximize": maximize,
+    }
+    keys = ["exp_avg", "exp_avg_sq", "previous_grad", "angle", *(["coefficient"] if vote else [])]
+    buckets = _buckets(params, grads, state, group, keys, None)
+    angular.step(PURE, method, vote, buckets)
+    columns = [_collect(params, buckets, key) for key in keys]
+    new = AngularGradState._make([state.step + 1, *columns, *([] if vote else [()])])
+    return _collect(params, buckets, None), new
+
+
+def _shared(scope: str) -> str:
+    """A pure step has one group, so that "group" is "global"."""
+    if scope not in ("global", "group", "tensor"):
+        raise ValueError(f"scope={scope!r}: must be one of 'global', 'group', 'tensor'")
+    return "tensor" if scope == "tensor" else "global"
+
+
+def _list(tensors: Any) -> list[Tensor]:
+    return list(tensors.values() if isinstance(tensors, Mapping) else tensors)
+
+
+def _like(params: Any, tensors: list[Tensor]) -> Any:
+    """The tensors in the form of `params`."""
+    if isinstance(params, Mapping):
+        return dict(zip(params, tensors, strict=True))
+    return tuple(tensors) if isinstance(params, tuple) else tensors
+
+
+def _full(params: Any, value: float) -> Any:
+    return _like(params, [torch.zeros_like(p) + value for p in _list(params)])
+
+
+def _count(params: Any) -> Tensor:
+    return torch.zeros((), device=_list(params)[0].device)
+
+
+def _alignment(params: Any, scope: str) -> Tensor:
+    tensors = _list(params)
+    double = all(p.dtype in (torch.float64, torch.complex128) for p in tensors)
+    shape = (len(tensors),) if _shared(scope) == "tensor" else ()
+    dtype = torch.float64 if double else torch.float32
+    return torch.zeros(shape, dtype=dtype, device=tensors[0].device)
+
+
+def _buckets(
+    params: Any, grads: Any, state: Any, group: dict[str, Any], keys: list[str], scope: str | None
+) -> list[Bucket]:
+    theta = _list(params)
+    if isinstance(params, Mapping):
+        grads = [grads[name] for name in params]
+        columns = {key: [getattr(state, key)[name] for name in params] for key in keys}
+    else:
+        grads = _list(grads)
+        if len(grads) != len(theta):
+            raise ValueError(f"{len(theta)} parameters, but {len(grads)} gradients")
+        columns = {key: _list(getattr(state, key)) for key in keys}
+    if scope is not None:
+        s = state.alignment
+        each = list(s.unbind()) if _shared(scope) == "tensor" else [s] * len(theta)
+        columns["alignment"] = each
+    if hasattr(state, "step"):
+        columns["step"] = [state.step] * len(theta)
+    return fill(group, 0, theta, grads, columns)
+
+
+def _collect(params: Any, buckets: list[Bucket], key: str | None) -> Any:
+    """A column (None: theta) of all buckets, in the order and form of `params`."""
+    found: dict[int, Tensor] = {}
+    for bucket in buckets:
+        column = bucket.theta if key is None else bucket.state[key]
+        found.update(zip(bucket.rows, column, strict=True))
+    return _like(params, [found[i] for i in range(len(found))])
+
+
+def _alignment_after(buckets: list[Bucket], scope: str) -> Tensor:
+    if _shared(scope) != "tensor":
+        return buckets[0].state["alignment"][0]
+    rows = [(row, s) for b in buckets for row, s in zip(b.rows, b.state["alignment"], strict=True)]
+    return torch.stack([s for _, s in sorted(rows, key=lambda pair: pair[0])])

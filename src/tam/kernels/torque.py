@@ -1,0 +1,176 @@
+"""The torque-aware step: measure three sums per segment, settle s and d, update.
+
+The rule of TAM, AdaTAM and AdaTAMW for every way that is made of torch operations. `step` is the
+whole of it; the distribution seam lies between `measure` and `settle`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tam.kernels.arithmetic import Arithmetic, accumulator, nonzero
+from tam.kernels.bucket import Bucket, advance, apply, bias_corrections, write_back
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What is one value for the whole optimizer."""
+
+    scope: str  # "global" | "group" | "tensor"
+    smoothing: float  # gamma
+    max_grad_norm: float | None
+    adaptive: bool  # AdaTAM and AdaTAMW
+    decoupled: bool  # AdaTAMW's weight decay
+    ema: bool
+    bias_correction: bool
+
+    @property
+    def momentum(self) -> str:
+        """The state key of m."""
+        return "exp_avg" if self.adaptive else "momentum_buffer"
+
+    def segment(self, bucket: Bucket) -> int:
+        """The segment of a bucket's rows, where rows share one (scopes "global" and "group")."""
+        return 0 if self.scope == "global" else bucket.index
+
+
+def step(ops: Arithmetic, rule: Rule, buckets: list[Bucket]) -> Tensor | None:
+    """One step of all buckets. Returns |g|, or None where it lies on a CPU and a GPU at once."""
+    sums = [measure(ops, rule, bucket) for bucket in buckets]
+    damping = settle_segments(ops, rule, buckets, sums)
+    norm = grad_norm(sums)
+    clip = clip_factor(norm, rule.max_grad_norm)
+    for bucket, d in zip(buckets, damping, strict=True):
+        update(ops, rule, bucket, d, clip)
+    return norm
+
+
+def measure(ops: Arithmetic, rule: Rule, bucket: Bucket) -> Tensor:
+    """<m, g>, |m|^2 and |g|^2 of each row, in float64: a tensor of shape [rows, 3]."""
+    m = bucket.working(bucket.state[rule.momentum])
+    g = bucket.working(bucket.grad)
+    dot, mm, gg = _dots(ops, m, g), _dots(ops, m, m), _dots(ops, g, g)
+    return torch.stack([-dot if bucket.group["maximize"] else dot, mm, gg], dim=-1)
+
+
+def _dots(ops: Arithmetic, x: list[Tensor], y: list[Tensor]) -> Tensor:
+    if ops.lists:
+        return ops.dot(x, y)  # type: ignore[no-any-return]
+    return torch.stack([ops.dot(a, b) for a, b in zip(x, y, strict=True)])
+
+
+def settle(sums: Tensor, s: Tensor, smoothing: float) -> Tensor:
+    """s after the step, from the sums [..., 3] and the s before it [...]."""
+    dot, mm, gg = sums.unbind(-1)
+    defined = (mm > 0) & (gg > 0)
+    # Undefined cosines are computed with norms of 1, so that autograd meets no 0/0.
+    norms = torch.where(defined, mm, 1.0).sqrt() * torch.where(defined, gg, 1.0).sqrt()
+    cosine = torch.where(defined, dot / norms, 0.0).clamp(-1.0, 1.0)
+    smoothed = smoothing * s.to(sums.dtype) + (1 - smoothing) * cosine
+    return torch.where(torch.isfinite(sums).all(-1), smoothed.to(s.dtype), s)
+
+
+def settle_segments(ops: Arithmetic, rule: Rule, buckets: list[Bucket], sums: list[Tensor]) -> list[Tensor]:
+    """Writes every segment's s; returns d = (1 + s) / 2 for each bucket: 0-dim, or one a row."""
+    damping = []
+    settled: dict[int, Tensor] = {}  # s of the segments that several buckets share
+    for bucket, part in zip(buckets, sums, strict=True):
+        alignment = bucket.state["alignment"]
+        if rule.scope == "tensor":
+            s = settle(part, torch.stack(alignment), rule.smoothing)
+            bucket.state["alignment"] = _store(ops, alignment, list(s.unbind()))
+        else:
+            segment = rule.segment(bucket)
+            if segment not in settled:
+                home = alignment[0].device
+                parts = [
+                    part.sum(0).to(home)
+                    for part, other in zip(sums, buckets, strict=True)
+                    if rule.segment(other) == segment
+                ]
+                s = settle(torch.stack(parts).sum(0), alignment[0], rule.smoothing)
+                settled[segment] = _store(ops, alignment[:1], [s])[0]
+            s = settled[segment]
+            bucket.state["alignment"] = [s] * len(alignment)
+        damping.append((1 + s.to(bucket.device, accumulator(bucket.device))) / 2)
+    return damping
+
+
+def _store(ops: Arithmetic, old: list[Tensor], new: list[Tensor]) -> list[Tensor]:
+    if ops.pure:
+        return new
+    torch._foreach_copy_(old, new)
+    return old
+
+
+def grad_norm(sums: list[Tensor]) -> Tensor | None:
+    """|g| over all rows of all buckets."""
+    home = sums[0].device
+    if any((part.device.type == "cpu") != (home.type == "cpu") for part in sums):
+        return None
+    return torch.stack([part.select(-1, 2).sum().to(home) for part in sums]).sum().sqrt()
+
+
+def clip_factor(norm: Tensor | None, max_grad_norm: float | None) -> Tensor | None:
+    """k, as torch's clip_grad_norm_ has it."""
+    if max_grad_norm is None or norm is None:
+        return None
+    return (max_grad_norm / (norm + 1e-6)).clamp(max=1.0)
+
+
+def update(ops: Arithmetic, rule: Rule, bucket: Bucket, damping: Tensor, clip: Tensor | None) -> None:
+    """Moves the bucket's rows, given d (0-dim, or one entry a row) and the clip factor."""
+    if rule.adaptive:
+        bucket.state["step"] = advance(ops, bucket.state["step"])
+    group, rows = bucket.group, len(bucket.theta)
+    weight = group["floor"] + damping
+    beta1, beta2 = group["betas"] if rule.adaptive else (group["momentum"], 0.0)
+    keep = 1 - weight if rule.ema else beta1
+    k = None if clip is None else bucket.scalar(clip)
+    lr, weight_decay = bucket.scalar(group["lr"]), bucket.scalar(group["weight_decay"])
+    corrections: list[Any] = [None] * rows
+    if rule.bias_correction:
+        corrections = [c**0.5 for c in bias_corrections(ops, bucket, beta2)]
+
+    def move(theta: Any, g: Any, m: Any, v: Any, w: Any, b: Any, correction: Any) -> tuple[Any, ...]:
+        if group["maximize"]:
+            g = ops.neg(g)
+        if k is not None:
+            g = ops.mul(g, k)
+        if nonzero(weight_decay) and not rule.decoupled:
+            g = ops.axpy(g, theta, weight_decay)
+        m = ops.axpy_(ops.mul_(m, b), g, w)
+        if not rule.adaptive:
+            return ops.axpy_(theta, m, -lr), m
+        v = ops.axpy_(ops.mul_(v, beta2), ops.mul(g, g), 1 - beta2)
+        denominator = ops.sqrt(v)
+        if rule.bias_correction:
+            denominator = ops.div_(denominator, correction)
+        denominator = ops.add_(denominator, group["eps"])
+        if nonzero(weight_decay) and rule.decoupled:
+            theta = ops.mul_(theta, 1 - lr * weight_decay)
+        return ops.addcdiv_(theta, m, denominator, -lr), m, v
+
+    keys = [rule.momentum, "exp_avg_sq"] if rule.adaptive else [rule.momentum]
+    theta, g = bucket.working(bucket.theta), bucket.working(bucket.grad)
+    m = bucket.working(bucket.state[rule.momentum])
+    v = bucket.working(bucket.state["exp_avg_sq"]) if rule.adaptive else [None] * rows
+    w = _coefficient(ops, bucket, weight)
+    b = _coefficient(ops, bucket, keep)
+    new = apply(ops, move, [theta, g, m, v, w, b, corrections])
+    bucket.theta = write_back(ops, bucket.theta, new[0])
+    for key, column in zip(keys, new[1:], strict=True):
+        bucket.state[key] = write_back(ops, bucket.state[key], column)
+
+
+def _coefficient(ops: Arithmetic, bucket: Bucket, a: Any) -> Any:
+    """A coefficient as `apply` passes it on: one for all rows, or a column."""
+    if isinstance(a, Tensor):
+        a = a.to(bucket.compute_dtype)
+        if a.ndim:
+            return list(a.unbind())
+    return a if ops.lists else [a] * len(bucket.theta)

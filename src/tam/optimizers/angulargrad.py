@@ -1,0 +1,91 @@
+"""AngularGrad (Roy et al. 2021), the paper's adaptive baseline."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import ParamsT
+
+from tam.kernels import angular
+from tam.kernels.arithmetic import Arithmetic
+from tam.kernels.bucket import Bucket
+from tam.optimizers.base import Base
+
+
+class AngularGrad(Base):
+    r"""Adam scaled, per coordinate, by the angle between consecutive gradients.
+
+    .. math::
+        \tan A_t &= |(g_{t-1} - g_t) / (1 + g_{t-1} g_t)|, \qquad A_{min} = \min(A_{t-1}, A_t) \\
+        \phi_t &= \tanh(|\cos A_{min}|) / 2 + 1 / 2 \qquad (\text{or } \tan A_{min}) \\
+        \theta_t &= \theta_{t-1} - \eta \phi_t \hat m_t / (\sqrt{\hat v_t} + \epsilon)
+
+    with Adam's bias-corrected moments.
+
+    Args:
+        params: parameters, named parameters or groups of either
+        lr: learning rate, a float or a tensor
+        betas: decay of the two moments
+        eps: added to the denominator
+        weight_decay: coupled: added to the gradient before anything else, as in Adam
+        method: "cos" or "tan" of the angle
+        vote: do as the authors' public code does: the stored angle and coefficient start at 0 and a
+            tensor's are replaced only if fewer of its coordinates exceed the stored angle than do
+            not. In practice that never happens, phi stays 1/2, and the step is Adam's at half the lr.
+        maximize: ascend
+        foreach: the step over lists of tensors (True), one by one (False), or as fits best (None)
+        capturable: keep the step count on the device, as CUDA graphs need it
+        differentiable: let autograd go through the step
+    """
+
+    shared_options: ClassVar[tuple[str, ...]] = (*Base.shared_options, "method", "vote")
+    mark: ClassVar[str] = "method"
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        *,
+        method: str = "cos",
+        vote: bool = False,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+    ) -> None:
+        options = {
+            "lr": lr,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "method": method,
+            "vote": vote,
+            "maximize": maximize,
+            "foreach": foreach,
+            "capturable": capturable,
+            "differentiable": differentiable,
+        }
+        super().__init__(params, options)
+
+    @property
+    def state_keys(self) -> tuple[str, ...]:
+        keys = ("step", "exp_avg", "exp_avg_sq", "previous_grad", "angle")
+        return (*keys, "coefficient") if self.param_groups[0]["vote"] else keys
+
+    def new_state(self, p: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:
+        state = super().new_state(p, group)
+        if not group["vote"]:
+            # No angle exceeds pi / 2, so at the first step the smaller one is the current one.
+            angle = state["angle"]
+            (torch.view_as_real(angle) if angle.is_complex() else angle).fill_(math.pi / 2)
+        return state
+
+    def run(self, ops: Arithmetic, buckets: list[Bucket]) -> None:
+        group = self.param_groups[0]
+        angular.step(ops, group["method"], group["vote"], buckets)

@@ -1,0 +1,211 @@
+"""What all optimizers of the library share: options, state, checkpoints and the frame of `step`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar, overload
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import Optimizer, ParamsT, _use_grad_for_differentiable
+
+from tam import kernels
+from tam.kernels.arithmetic import Arithmetic
+from tam.kernels.bucket import Bucket, fill
+from tam.optimizers.checkpoint import adopt
+from tam.optimizers.options import check_options
+
+
+class Base(Optimizer):
+    """An optimizer whose step is a function of buckets of tensors."""
+
+    # Options that have one value for the whole optimizer; every group shows them.
+    shared_options: ClassVar[tuple[str, ...]] = ("foreach", "differentiable")
+    # The option by which a checkpoint of this family is told from one of torch's optimizers.
+    mark: ClassVar[str]
+
+    def __init__(self, params: ParamsT, defaults: dict[str, Any]) -> None:
+        check_options(defaults)
+        super().__init__(params, defaults)
+
+    @property
+    def state_keys(self) -> tuple[str, ...]:
+        """The state of a parameter, but for the alignment."""
+        raise NotImplementedError
+
+    def new_state(self, p: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:
+        """A parameter's state at its first gradient."""
+        state = {}
+        for key in self.state_keys:
+            if key == "step":
+                device = p.device if group["capturable"] else torch.device("cpu")
+                state[key] = torch.zeros((), dtype=torch.float32, device=device)
+            else:
+                state[key] = torch.zeros_like(p, memory_format=torch.preserve_format)
+        return state
+
+    def run(self, ops: Arithmetic, buckets: list[Bucket]) -> None:
+        """The step itself."""
+        raise NotImplementedError
+
+    def name_of(self, i: int, j: int) -> str:
+        """How messages call parameter j of group i."""
+        group = self.param_groups[i]
+        shape = tuple(group["params"][j].shape)
+        name = f" {group['param_names'][j]!r}" if "param_names" in group else ""
+        return f"parameter {j}{name} of group {i} (shape {shape})"
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        if isinstance(param_group, dict):  # else torch's own complaint
+            merged = {**self.defaults, **param_group}
+            check_options(merged)
+            for name in self.shared_options:
+                if self.param_groups and merged[name] != self.param_groups[0][name]:
+                    raise ValueError(
+                        f"{name}={merged[name]!r}: {name} has one value for the whole optimizer, "
+                        f"{self.param_groups[0][name]!r} here"
+                    )
+        super().add_param_group(param_group)
+
+    # ------------------------------------------------------------------ the step
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+
+    @_use_grad_for_differentiable
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """One step. `closure`, where given, computes the loss and the gradients anew."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self.check_step()
+        params, buckets = self.gather()
+        if buckets:
+            group = self.param_groups[0]
+            ops = kernels.choose(
+                (p for column in params for p in column),
+                foreach=group["foreach"],
+                fused=group.get("fused"),
+                differentiable=group["differentiable"],
+            )
+            if ops.pure:
+                for bucket in buckets:  # autograd may keep theta, and `commit` overwrites it
+                    bucket.theta = [p.clone() for p in bucket.theta]
+            self.run(ops, buckets)
+            if ops.pure:
+                self.commit(params, buckets)
+        return loss
+
+    def check_step(self) -> None:
+        """Refuses what a step cannot do, before anything has changed."""
+        for name in self.shared_options:
+            values = [group[name] for group in self.param_groups]
+            if any(value != values[0] for value in values):
+                raise ValueError(f"{name} must be the same in all groups, but is {values}")
+        cuda = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        capturing = cuda and torch.cuda.is_current_stream_capturing()
+        counts = "step" in self.state_keys
+        for i, group in enumerate(self.param_groups):
+            needs_capturable = counts and not group["capturable"]
+            for j, p in enumerate(group["params"]):
+                if p.grad is None:
+                    continue
+                if capturing and needs_capturable and p.is_cuda:
+                    raise RuntimeError(
+                        "a CUDA graph is being captured with capturable=False: the step count "
+                        "would stand still; make the optimizer with capturable=True"
+                    )
+                if p.grad.layout is not torch.strided:
+                    raise RuntimeError(
+                        f"{self.name_of(i, j)} has a sparse gradient ({p.grad.layout}); "
+                        f"{type(self).__name__} takes dense gradients only"
+                    )
+
+    def gather(self) -> tuple[list[list[Tensor]], list[Bucket]]:
+        """The parameters that have gradients, by group, and their buckets."""
+        keys = self.column_keys
+        params, buckets = [], []
+        for i, group in enumerate(self.param_groups):
+            theta: list[Tensor] = []
+            grad: list[Tensor] = []
+            columns: list[list[Tensor]] = [[] for _ in keys]
+            self._init_group(group, theta, grad, *columns)
+            params.append(theta)
+            buckets += fill(group, i, theta, grad, dict(zip(keys, columns, strict=True)))
+        return params, buckets
+
+    @property
+    def column_keys(self) -> tuple[str, ...]:
+        return self.state_keys
+
+    def _init_group(
+        self, group: dict[str, Any], theta: list[Tensor], grad: list[Tensor], *columns: list[Tensor]
+    ) -> None:
+        """Appends the group's parameters that have gradients, with their state, made at need.
+
+        torch.compile runs a method of this name and signature as it is instead of tracing it.
+        """
+        for p in group["params"]:
+            if p.grad is None:
+                continue
+            state = self.state[p]
+            if not state:
+                state.update(self.new_state(p, group))
+            theta.append(p)
+            grad.append(p.grad)
+            for key, column in zip(self.column_keys, columns, strict=True):
+                column.append(state[key])
+
+    def commit(self, params: list[list[Tensor]], buckets: list[Bucket]) -> None:
+        """Puts the results of a pure step in their places, autograd history included."""
+        for bucket in buckets:
+            owners = [params[bucket.index][row] for row in bucket.rows]
+            for i, p in enumerate(owners):
+                p.copy_(bucket.theta[i])
+                for key, column in bucket.state.items():
+                    self.state[p][key] = column[i]
+
+    # ------------------------------------------------------------------ checkpoints
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Loads a checkpoint of this optimizer, or of the torch optimizer it replaces.
+
+        Checked before anything has changed. The optimizer keeps its own scope, foreach, fused,
+        capturable and differentiable. From a checkpoint of torch's SGD (TAM) or Adam and AdamW
+        (AdaTAM, AdaTAMW) the buffers and the options both have are taken; lr and the options the
+        checkpoint lacks stay as they are, and a warning says so.
+        """
+        # As the last of the pre-hooks it sees what the users' own hooks have made of the checkpoint.
+        seen: list[dict[str, Any]] = []
+
+        def before(_: Optimizer, checkpoint: dict[str, Any]) -> dict[str, Any]:
+            adopted = adopt(self, checkpoint)
+            self.check_checkpoint(checkpoint)
+            seen.append(checkpoint)
+            return adopted
+
+        def after(_: Optimizer) -> None:
+            self.loaded(seen[-1])
+
+        pre = self.register_load_state_dict_pre_hook(before)
+        post = self.register_load_state_dict_post_hook(after, prepend=True)
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            pre.remove()
+            post.remove()
+
+    def check_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        """What a subclass has to check besides."""
+
+    def loaded(self, checkpoint: dict[str, Any]) -> None:
+        """Called after torch has loaded the state, with the checkpoint as it came."""
+        for group in self.param_groups:
+            for p in group["params"]:
+                state = self.state.get(p, {})
+                if "step" in state:  # it may come from an optimizer that kept it elsewhere
+                    home = p.device if group["capturable"] else torch.device("cpu")
+                    state["step"] = state["step"].to(home, torch.float32)

@@ -1,0 +1,97 @@
+"""TAM: SGD with momentum whose new gradient is damped by its agreement with the momentum."""
+
+from __future__ import annotations
+
+from torch import Tensor
+from torch.optim.optimizer import ParamsT
+
+from tam.kernels import torque
+from tam.optimizers.torque import TorqueOptimizer
+
+
+class TAM(TorqueOptimizer):
+    r"""Torque-aware momentum (Malviya et al. 2024).
+
+    .. math::
+        S_t &= \langle m_{t-1}, g_t \rangle / (|m_{t-1}| |g_t|) \\
+        s_t &= \gamma s_{t-1} + (1 - \gamma) S_t, \qquad d_t = (1 + s_t) / 2 \\
+        m_t &= \beta m_{t-1} + (\epsilon + d_t) (g_t + \lambda \theta_{t-1}) \\
+        \theta_t &= \theta_{t-1} - \eta m_t
+
+    Coming from SGD with momentum: keep `momentum` and `weight_decay`, double `lr`. With
+    `smoothing=1, floor=0.5` it is torch's SGD.
+
+    Args:
+        params: parameters, named parameters or groups of either
+        lr: learning rate, a float or a tensor
+        momentum: beta
+        smoothing: gamma, of the smoothed cosine s; 1 keeps s at 0
+        floor: epsilon, the least weight of a new gradient
+        weight_decay: lambda, coupled (added to the gradient), outside the cosine
+        scope: what one cosine is taken over: "global" all parameters, "group" a group, "tensor" one
+        max_grad_norm: clip the gradient to this norm, as clip_grad_norm_ does, within the step
+        maximize: ascend
+        foreach: the step over lists of tensors (True), one by one (False), or as fits best (None)
+        fused: the step in one kernel (True), not so (False), or where it can be (None)
+        capturable: accepted as torch's optimizers have it; TAM keeps no step count
+        differentiable: let autograd go through the step
+
+    Example:
+        >>> import torch, tam
+        >>> model = torch.nn.Linear(3, 1)
+        >>> optimizer = tam.TAM(model.parameters(), lr=0.2)
+        >>> model(torch.ones(1, 3)).sum().backward()
+        >>> optimizer.step()
+        >>> optimizer.alignment, optimizer.damping
+        (tensor(0.), tensor(0.5000))
+    """
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 0.2,
+        momentum: float = 0.9,
+        smoothing: float = 0.9,
+        floor: float = 1e-8,
+        weight_decay: float = 0.0,
+        *,
+        scope: str = "global",
+        max_grad_norm: float | None = None,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        fused: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+    ) -> None:
+        options = {
+            "lr": lr,
+            "momentum": momentum,
+            "smoothing": smoothing,
+            "floor": floor,
+            "weight_decay": weight_decay,
+            "scope": scope,
+            "max_grad_norm": max_grad_norm,
+            "maximize": maximize,
+            "foreach": foreach,
+            "fused": fused,
+            "capturable": capturable,
+            "differentiable": differentiable,
+        }
+        super().__init__(params, options)
+
+    @property
+    def state_keys(self) -> tuple[str, ...]:
+        return ("momentum_buffer",)
+
+    @property
+    def rule(self) -> torque.Rule:
+        group = self.param_groups[0]
+        return torque.Rule(
+            scope=group["scope"],
+            smoothing=group["smoothing"],
+            max_grad_norm=group["max_grad_norm"],
+            adaptive=False,
+            decoupled=False,
+            ema=False,
+            bias_correction=False,
+        )

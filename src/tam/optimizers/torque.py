@@ -1,0 +1,188 @@
+"""What TAM, AdaTAM and AdaTAMW share: segments and their alignment, and the readings of a step."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from itertools import chain
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from tam.kernels import torque
+from tam.kernels.arithmetic import Arithmetic
+from tam.kernels.bucket import Bucket
+from tam.optimizers.base import Base
+
+
+class TorqueOptimizer(Base):
+    """An optimizer whose gradients are damped by their agreement with the momentum."""
+
+    shared_options: ClassVar[tuple[str, ...]] = (
+        *Base.shared_options, "fused", "scope", "smoothing", "max_grad_norm",
+    )  # fmt: skip
+    mark: ClassVar[str] = "smoothing"
+    _grad_norm: Tensor | None = None  # |g| of the last step; the step writes it in place
+
+    @property
+    def rule(self) -> torque.Rule:
+        """The options that are one value for the whole optimizer, as they stand now."""
+        raise NotImplementedError
+
+    @property
+    def column_keys(self) -> tuple[str, ...]:
+        return (*self.state_keys, "alignment")
+
+    def run(self, ops: Arithmetic, buckets: list[Bucket]) -> None:
+        norm = torque.step(ops, self.rule, buckets)
+        if norm is not None and self._grad_norm is not None:
+            self._grad_norm.copy_(norm.detach())
+
+    # ------------------------------------------------------------------ readings
+
+    @property
+    def alignment(self) -> Tensor:
+        """s after the last step: 0-dim for scope "global", else one entry per segment."""
+        s = [self._alignment_of(segment) for segment in self.segments()]
+        if self.param_groups[0]["scope"] == "global":
+            return s[0].clone()
+        return torch.stack([x.to(s[0].device) for x in s])
+
+    @property
+    def damping(self) -> Tensor:
+        """d = (1 + s) / 2 of the last step, of the shape of `alignment`."""
+        return (1 + self.alignment) / 2
+
+    @property
+    def grad_norm(self) -> Tensor:
+        """|g| of the last step over all parameters, before clipping: 0-dim."""
+        self._check_one_kind_of_device("grad_norm", self.param_groups)
+        if self._grad_norm is None:
+            return self._new_grad_norm()
+        return self._grad_norm.clone()
+
+    # ------------------------------------------------------------------ segments
+
+    def segments(self) -> list[list[Tensor]]:
+        """The parameters of each segment, with or without gradients."""
+        scope = self.param_groups[0]["scope"]
+        groups = [group["params"] for group in self.param_groups]
+        if scope == "group":
+            return groups
+        everything = list(chain(*groups))
+        return [everything] if scope == "global" else [[p] for p in everything]
+
+    def _alignment_of(self, segment: Iterable[Tensor]) -> Tensor:
+        """The tensor the segment's parameters share; a new 0 before the segment's first gradient."""
+        params = []
+        for p in segment:
+            state = self.state.get(p, {})
+            if "alignment" in state:
+                return state["alignment"]  # type: ignore[no-any-return]
+            params.append(p)
+        home = next((p for p in params if p.grad is not None), params[0])
+        return torch.zeros((), dtype=_scalar_dtype(params), device=home.device)
+
+    def new_state(self, p: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:
+        segment: Iterable[Tensor] = [p]
+        if group["scope"] == "group":
+            segment = group["params"]
+        elif group["scope"] == "global":
+            segment = chain.from_iterable(g["params"] for g in self.param_groups)
+        return {**super().new_state(p, group), "alignment": self._alignment_of(segment)}
+
+    def _share(self, alignment: dict[Tensor, Tensor]) -> None:
+        """Gives the parameters of each segment that have state one tensor, with the given s."""
+        for segment in self.segments():
+            members = [p for p in segment if self.state.get(p)]
+            if not members:
+                continue
+            s = next((alignment[p] for p in members if p in alignment), torch.zeros(()))
+            # A copy: a checkpoint's own tensor must not change as training goes on.
+            shared = s.detach().to(members[0].device, _scalar_dtype(segment), copy=True).reshape(())
+            for p in members:
+                self.state[p]["alignment"] = shared
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        super().add_param_group(param_group)
+        known = {p: state["alignment"] for p, state in self.state.items() if "alignment" in state}
+        if known:  # the dtype of a segment's s depends on its parameters' dtypes
+            self._share(known)
+
+    def _new_grad_norm(self) -> Tensor:
+        everything = [p for group in self.param_groups for p in group["params"]]
+        home = next((p for p in everything if p.grad is not None), everything[0])
+        return torch.zeros((), dtype=_scalar_dtype(everything), device=home.device)
+
+    # ------------------------------------------------------------------ the frame
+
+    def _init_group(
+        self, group: dict[str, Any], theta: list[Tensor], grad: list[Tensor], *columns: list[Tensor]
+    ) -> None:
+        super()._init_group(group, theta, grad, *columns)
+        if self._grad_norm is None:
+            self._grad_norm = self._new_grad_norm()
+
+    def check_step(self) -> None:
+        super().check_step()
+        first = self.param_groups[0]
+        if first["max_grad_norm"] is not None:
+            self._check_one_kind_of_device("max_grad_norm", self.param_groups)
+        if first["scope"] == "global":
+            self._check_one_kind_of_device('scope="global"', self.param_groups)
+        elif first["scope"] == "group":
+            for group in self.param_groups:
+                self._check_one_kind_of_device('scope="group"', [group])
+
+    def _check_one_kind_of_device(self, what: str, groups: list[dict[str, Any]]) -> None:
+        """One sum over the CPU and an accelerator would make the host wait for the device."""
+        kinds = {p.device.type for group in groups for p in group["params"] if p.grad is not None}
+        if "cpu" in kinds and len(kinds) > 1:
+            raise RuntimeError(
+                f"{what} needs one sum over all these parameters, but their devices are "
+                f"{sorted(kinds)}: put them on one kind of device, or use scope='tensor' "
+                "without max_grad_norm"
+            )
+
+    # ------------------------------------------------------------------ checkpoints
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "_grad_norm": self._grad_norm}
+
+    def check_checkpoint(self, checkpoint: dict[str, Any]) -> None:
+        saved = self._saved_alignment(checkpoint)
+        for segment in self.segments():
+            values = {float(saved[p]) for p in segment if p in saved}
+            if len(values) > 1:
+                scope = checkpoint["param_groups"][0].get("scope", "another scope")
+                raise ValueError(
+                    f"the checkpoint has {len(values)} different alignments where "
+                    f"scope={self.param_groups[0]['scope']!r} has one: it was written with "
+                    f"scope={scope!r}, so load it into an optimizer with that scope"
+                )
+
+    def loaded(self, checkpoint: dict[str, Any]) -> None:
+        super().loaded(checkpoint)
+        self._share(self._saved_alignment(checkpoint))
+
+    def _saved_alignment(self, checkpoint: dict[str, Any]) -> dict[Tensor, Tensor]:
+        """Each parameter's alignment as the checkpoint has it, not cast to the parameter's dtype."""
+        found = {}
+        for p, key in self._saved_keys(checkpoint):
+            s = checkpoint["state"].get(key, {}).get("alignment")
+            if s is None:
+                continue
+            if not isinstance(s, Tensor) or s.numel() != 1 or not s.is_floating_point():
+                raise ValueError(f"alignment={s!r} in the checkpoint: must be a scalar tensor")
+            found[p] = s
+        return found
+
+    def _saved_keys(self, checkpoint: dict[str, Any]) -> Iterator[tuple[Tensor, Any]]:
+        for own, saved in zip(self.param_groups, checkpoint["param_groups"], strict=True):
+            yield from zip(own["params"], saved["params"], strict=True)
+
+
+def _scalar_dtype(params: list[Tensor]) -> torch.dtype:
+    """float64 where all parameters are (complex128 counts as float64), else float32."""
+    double = all(p.dtype in (torch.float64, torch.complex128) for p in params)
+    return torch.float64 if double else torch.float32

@@ -1,0 +1,326 @@
+"""state_dict and load_state_dict, of this library's optimizers and of those they replace."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+import warnings
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import tam
+from tests.helpers import ALL, TORQUE, WAYS, assert_close, assert_same, parameters, params_of, tensors, train
+
+SHAPES = [(3, 5), (7,), ()]
+
+
+@pytest.fixture(params=ALL, ids=lambda cls: cls.__name__)
+def cls(request: pytest.FixtureRequest) -> type:
+    return request.param  # type: ignore[no-any-return]
+
+
+@pytest.fixture(params=TORQUE, ids=lambda cls: cls.__name__)
+def torque(request: pytest.FixtureRequest) -> type:
+    return request.param  # type: ignore[no-any-return]
+
+
+@pytest.fixture(params=WAYS)
+def way(request: pytest.FixtureRequest) -> dict[str, Any]:
+    return WAYS[request.param]
+
+
+def through_disk(state_dict: dict[str, Any], path: Path) -> dict[str, Any]:
+    torch.save(state_dict, path / "checkpoint.pt")
+    return torch.load(path / "checkpoint.pt", weights_only=True)  # type: ignore[no-any-return]
+
+
+def fresh(cls: type, like: torch.optim.Optimizer, **options: Any) -> Any:
+    """An optimizer with other options than the checkpoint's, on copies of its parameters."""
+    groups = [[torch.nn.Parameter(p.detach().clone()) for p in g["params"]] for g in like.param_groups]
+    return cls([{"params": group} for group in groups], **options)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.complex64])
+@pytest.mark.parametrize("keyword", [False, True])
+def test_resuming_is_bit_identical(
+    cls: type, way: dict[str, Any], dtype: torch.dtype, keyword: bool, tmp_path: Path
+) -> None:
+    options: dict[str, Any] = {"lr": 0.01, "weight_decay": 0.1, **way}
+    if cls in TORQUE:
+        options["max_grad_norm"] = 1.0
+    groups = [{"params": parameters(SHAPES[:2], dtype)}, {"params": parameters(SHAPES[2:], dtype), "lr": 0.3}]
+    straight = train(cls(groups, **options), 4)
+    saved = through_disk(straight.state_dict(), tmp_path)
+    resumed = fresh(cls, straight, **way)
+    if keyword:
+        resumed.load_state_dict(state_dict=saved)
+    else:
+        resumed.load_state_dict(saved)
+    train(straight, 4, start=4)
+    train(resumed, 4, start=4)
+    assert_same(straight, resumed)
+    assert resumed.param_groups[1]["lr"] == 0.3
+    kept = [{k: v for k, v in g.items() if k != "params"} for g in straight.param_groups]
+    assert kept == [{k: v for k, v in g.items() if k != "params"} for g in resumed.param_groups]
+
+
+@pytest.mark.parametrize("scope", ["global", "group", "tensor"])
+def test_alignment_is_shared_and_uncast_after_a_load(torque: type, scope: str, tmp_path: Path) -> None:
+    groups = [{"params": parameters(SHAPES, torch.bfloat16)}, {"params": parameters([(4,)], torch.bfloat16)}]
+    before = train(torque(groups, scope=scope), 3)
+    after = fresh(torque, before, scope=scope)
+    after.load_state_dict(through_disk(before.state_dict(), tmp_path))
+    assert torch.equal(before.alignment, after.alignment)
+    assert after.alignment.dtype == torch.float32
+    assert not torch.equal(after.alignment, after.alignment.bfloat16())  # a cast would show
+    distinct = {id(after.state[p]["alignment"]) for p in params_of(after)}
+    assert len(distinct) == {"global": 1, "group": 2, "tensor": 4}[scope]
+    assert all(after.state[p]["alignment"].shape == () for p in params_of(after))
+
+
+def test_a_loaded_alignment_is_not_the_checkpoints_own_tensor(torque: type) -> None:
+    before = train(torque(parameters(SHAPES)), 2)
+    saved = copy.deepcopy(before.state_dict())
+    value = float(saved["state"][0]["alignment"])
+    after = fresh(torque, before)
+    after.load_state_dict(saved)
+    train(after, 2, start=2)
+    assert float(saved["state"][0]["alignment"]) == value
+
+
+def test_float64_alignment_where_all_parameters_are_float64(torque: type) -> None:
+    assert train(torque(parameters(SHAPES, torch.float64)), 2).alignment.dtype == torch.float64
+    mixed = torque([*parameters([(3,)], torch.float64), *parameters([(3,)], torch.float32)])
+    assert train(mixed, 2).alignment.dtype == torch.float32
+    growing = train(torque(parameters([(3,)], torch.float64)), 2)
+    value = float(growing.alignment)
+    growing.add_param_group({"params": parameters([(3,)], torch.float32)})
+    assert growing.alignment.dtype == torch.float32
+    assert float(growing.alignment) == pytest.approx(value, rel=1e-6)
+
+
+def test_another_scope_is_refused_when_values_differ(torque: type) -> None:
+    per_tensor = train(torque(parameters(SHAPES), scope="tensor"), 3)
+    target = fresh(torque, per_tensor)
+    before = copy.deepcopy(target.state_dict())
+    with pytest.raises(ValueError, match=r"different alignments.*scope='global'.*scope='tensor'"):
+        target.load_state_dict(per_tensor.state_dict())
+    assert str(target.state_dict()) == str(before)
+    # The other way round every tensor takes over the one s there was, and the scope stays.
+    whole = train(torque(parameters(SHAPES)), 3)
+    target = fresh(torque, whole, scope="tensor")
+    target.load_state_dict(copy.deepcopy(whole.state_dict()))
+    assert target.param_groups[0]["scope"] == "tensor"
+    assert target.alignment.tolist() == [float(whole.alignment)] * 3
+
+
+def test_own_way_of_stepping_is_kept(cls: type) -> None:
+    saved = train(cls(parameters(SHAPES), foreach=True, capturable=True), 2).state_dict()
+    target = cls(parameters(SHAPES), foreach=False, capturable=False)
+    target.load_state_dict(saved)
+    group = target.param_groups[0]
+    assert group["foreach"] is False and group["capturable"] is False
+    train(target, 1)
+
+
+def test_pickle_and_deepcopy(cls: type, way: dict[str, Any]) -> None:
+    optimizer = train(cls(parameters(SHAPES), **way), 3)
+    for twin in (copy.deepcopy(optimizer), pickle.loads(pickle.dumps(optimizer))):
+        assert_same(optimizer, twin)
+        if cls in TORQUE:
+            assert torch.equal(twin.grad_norm, optimizer.grad_norm)
+            assert len({id(twin.state[p]["alignment"]) for p in params_of(twin)}) == 1
+        straight = train(copy.deepcopy(optimizer), 2, start=3)
+        assert_same(train(twin, 2, start=3), straight)
+
+
+def test_a_state_dict_saved_before_the_first_step(cls: type, tmp_path: Path) -> None:
+    optimizer = cls(parameters(SHAPES), lr=0.3)
+    target = fresh(cls, optimizer)
+    target.load_state_dict(through_disk(optimizer.state_dict(), tmp_path))
+    assert_same(train(optimizer, 2), train(target, 2))
+
+
+def test_user_hooks_see_and_change_the_checkpoint(cls: type) -> None:
+    saved = train(cls(parameters(SHAPES)), 2).state_dict()
+    target, seen = cls(parameters(SHAPES)), []
+
+    def rename(_: Any, state_dict: dict[str, Any]) -> dict[str, Any]:
+        return {**state_dict, "param_groups": [{**g, "lr": 0.7} for g in state_dict["param_groups"]]}
+
+    target.register_load_state_dict_pre_hook(rename)
+    target.register_load_state_dict_post_hook(
+        lambda optimizer: seen.append(set(optimizer.state[params_of(optimizer)[0]]))
+    )
+    target.load_state_dict(saved)
+    assert target.param_groups[0]["lr"] == 0.7
+    assert seen == [set(saved["state"][0])]
+    assert len(target._optimizer_load_state_dict_pre_hooks) == 1  # ours does not stay behind
+
+
+# ---------------------------------------------------------------------- torch's checkpoints
+
+PAIRS = [
+    (torch.optim.SGD, {"momentum": 0.8, "weight_decay": 0.1}, tam.TAM),
+    (torch.optim.Adam, {"betas": (0.8, 0.9), "weight_decay": 0.1}, tam.AdaTAM),
+    (torch.optim.AdamW, {"betas": (0.8, 0.9), "weight_decay": 0.1}, tam.AdaTAMW),
+    (torch.optim.Adam, {"betas": (0.8, 0.9)}, tam.AdaTAMW),
+]
+
+
+@pytest.mark.parametrize("theirs, options, ours", PAIRS)
+def test_loading_torchs_checkpoint(theirs: type, options: dict[str, Any], ours: type, tmp_path: Path) -> None:
+    source = train(theirs(parameters(SHAPES), lr=0.05, **options), 3)
+    target = fresh(ours, source, lr=0.2, smoothing=0.5)
+    with pytest.warns(UserWarning, match=r"lr=0.2.*smoothing=0.5") as caught:
+        target.load_state_dict(through_disk(source.state_dict(), tmp_path))
+    assert len(caught) == 1
+    group = target.param_groups[0]
+    assert group["lr"] == 0.2 and group["smoothing"] == 0.5
+    assert {k: group[k] for k in options} == options
+    assert not {"nesterov", "dampening", "amsgrad", "decoupled_weight_decay"} & set(group)
+    for p, q in zip(params_of(source), params_of(target), strict=True):
+        for key, value in source.state[p].items():
+            assert torch.equal(target.state[q][key], value)
+        assert float(target.state[q]["alignment"]) == 0
+    train(target, 2, start=3)
+    # The complete checkpoint it writes now loads without a warning.
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        fresh(ours, target).load_state_dict(copy.deepcopy(target.state_dict()))
+
+
+def test_sgd_without_momentum_has_no_buffers_to_take() -> None:
+    source = train(torch.optim.SGD(parameters(SHAPES), lr=0.05), 2)
+    target = fresh(tam.TAM, source)
+    with pytest.warns(UserWarning, match="not a whole TAM checkpoint"):
+        target.load_state_dict(source.state_dict())
+    assert len(target.state) == 0
+    train(target, 1)
+
+
+def test_at_fixed_damping_training_goes_on_as_sgds_would() -> None:
+    source = train(torch.optim.SGD(parameters(SHAPES), lr=0.05, momentum=0.9), 3)
+    target = fresh(tam.TAM, source, lr=0.05, smoothing=1.0, floor=0.5)
+    with pytest.warns(UserWarning, match="not a whole TAM checkpoint"):
+        target.load_state_dict(copy.deepcopy(source.state_dict()))
+    for p, q in zip(params_of(train(source, 3)), params_of(train(target, 3)), strict=True):
+        assert torch.equal(p, q)
+
+
+@pytest.mark.parametrize(
+    "source, ours, name",
+    [
+        (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True), tam.TAM, "nesterov=True"),
+        (lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, dampening=0.5), tam.TAM, "dampening=0.5"),
+        (lambda p: torch.optim.Adam(p, lr=0.1, amsgrad=True), tam.AdaTAM, "amsgrad=True"),
+    ],
+)
+def test_options_without_a_rule_are_refused_by_name(source: Any, ours: type, name: str) -> None:
+    saved = train(source(parameters(SHAPES)), 2).state_dict()
+    target = ours(parameters(SHAPES))
+    with pytest.raises(ValueError, match=name):
+        target.load_state_dict(saved)
+    assert len(target.state) == 0
+
+
+# ---------------------------------------------------------------------- checkpoints that do not fit
+
+
+def refused(target: Any, saved: dict[str, Any], match: str) -> None:
+    before = (copy.deepcopy(target.state_dict()), [p.detach().clone() for p in params_of(target)])
+    with pytest.raises(ValueError, match=match):
+        target.load_state_dict(saved)
+    assert str(target.state_dict()) == str(before[0])
+    assert all(torch.equal(p, q) for p, q in zip(params_of(target), before[1], strict=True))
+
+
+def test_checkpoints_that_do_not_fit_are_refused(cls: type) -> None:
+    target = train(cls(parameters(SHAPES)), 2)
+    refused(target, train(cls(parameters(SHAPES[:2])), 2).state_dict(), r"group 0: .* 2 parameters.* 3")
+    two = cls([{"params": parameters(SHAPES[:1])}, {"params": parameters(SHAPES[1:])}])
+    refused(target, train(two, 2).state_dict(), r"2 parameter groups.* 1")
+    other = train(cls(parameters([(3, 5), (8,), ()])), 2)
+    refused(target, other.state_dict(), r"parameter 1 of group 0 \(shape \(7,\)\).*\(8,\)")
+    sgd = train(torch.optim.SGD(parameters(SHAPES), lr=0.1, momentum=0.9), 2).state_dict()
+    if cls is not tam.TAM:
+        refused(target, sgd, r"parameter 0 of group 0 .* has no step")
+    saved = copy.deepcopy(target.state_dict())
+    saved["param_groups"][0]["weight_decay"] = -1.0
+    refused(target, saved, r"weight_decay=-1.0")
+
+
+def test_names_are_in_the_message(cls: type) -> None:
+    model, wider = torch.nn.Linear(3, 2), torch.nn.Linear(3, 4)
+    saved = train(cls(wider.named_parameters()), 1).state_dict()
+    with pytest.raises(ValueError, match=r"parameter 0 'weight' of group 0"):
+        cls(model.named_parameters()).load_state_dict(saved)
+
+
+def test_differing_shared_options_in_a_checkpoint(torque: type) -> None:
+    groups = [{"params": parameters(SHAPES[:1])}, {"params": parameters(SHAPES[1:])}]
+    target = train(torque(groups), 2)
+    saved = copy.deepcopy(target.state_dict())
+    saved["param_groups"][1]["smoothing"] = 0.5
+    refused(target, saved, r"smoothing must be the same in all groups.*0\.9, 0\.5")
+
+
+def test_a_checkpoint_of_an_older_version_keeps_its_lr(torque: type) -> None:
+    source = train(torque(parameters(SHAPES), lr=0.3), 2)
+    saved = copy.deepcopy(source.state_dict())
+    del saved["param_groups"][0]["floor"]
+    target = fresh(torque, source, lr=0.1, floor=0.25)
+    with pytest.warns(UserWarning, match=r"floor=0.25"):
+        target.load_state_dict(saved)
+    assert target.param_groups[0]["lr"] == 0.3 and target.param_groups[0]["floor"] == 0.25
+
+
+def test_scheduler_and_optimizer_resume_together(cls: type) -> None:
+    def pair(params: list[torch.nn.Parameter]) -> tuple[Any, Any]:
+        optimizer = cls(params, lr=0.1)
+        return optimizer, torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10)
+
+    def go(optimizer: Any, scheduler: Any, start: int) -> None:
+        for step in range(start, start + 3):
+            train(optimizer, 1, start=step)
+            scheduler.step()
+
+    a, sa = pair(parameters(SHAPES))
+    go(a, sa, 0)
+    buffer = io.BytesIO()
+    torch.save({"optimizer": a.state_dict(), "scheduler": sa.state_dict()}, buffer)
+    buffer.seek(0)
+    saved = torch.load(buffer, weights_only=True)
+    b, sb = pair([torch.nn.Parameter(p.detach().clone()) for p in params_of(a)])
+    b.load_state_dict(saved["optimizer"])
+    sb.load_state_dict(saved["scheduler"])
+    go(a, sa, 3)
+    go(b, sb, 3)
+    assert_same(a, b)
+
+
+def test_state_is_what_torchs_optimizer_keeps_plus_scalars(torque: type, way: dict[str, Any]) -> None:
+    ours = train(torque(parameters([(100, 10), (50,)]), **way), 2)
+    twin = torch.optim.SGD if torque is tam.TAM else torch.optim.Adam
+    options = {"momentum": 0.9} if torque is tam.TAM else {}
+    theirs = train(twin(parameters([(100, 10), (50,)]), lr=0.1, **options), 2)
+
+    def size(optimizer: torch.optim.Optimizer) -> int:
+        distinct = {x.untyped_storage().data_ptr(): x for s in optimizer.state.values() for x in s.values()}
+        return sum(x.untyped_storage().nbytes() for x in distinct.values())
+
+    assert size(ours) == size(theirs) + 4  # one float32 alignment
+    per_tensor = train(torque(parameters([(100, 10), (50,)]), scope="tensor", **way), 2)
+    assert size(per_tensor) == size(theirs) + 2 * 4
+
+
+def test_low_precision_resume_keeps_every_bit_of_alignment(torque: type) -> None:
+    source = train(torque(parameters(SHAPES, torch.bfloat16)), 5)
+    target = fresh(torque, source)
+    target.load_state_dict(copy.deepcopy(source.state_dict()))
+    for a, b in zip(tensors(source), tensors(target), strict=True):
+        assert_close(a.float(), b.float(), 0.0)

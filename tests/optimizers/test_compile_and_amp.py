@@ -1,0 +1,101 @@
+"""torch.compile and GradScaler."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo
+from torch._dynamo.testing import CompileCounterWithBackend
+
+import tam
+from tests.helpers import ALL, TORQUE, WAYS, assert_close, assert_same, parameters, params_of, tensors, train
+
+SHAPES = [(3, 5), (7,)]
+
+
+@pytest.fixture(autouse=True)
+def clean_dynamo() -> Iterator[None]:
+    torch._dynamo.reset()
+    yield
+    torch._dynamo.reset()
+
+
+def options_of(cls: type, **more: Any) -> dict[str, Any]:
+    options: dict[str, Any] = {"weight_decay": 0.1, **more}
+    if cls in TORQUE:
+        options["max_grad_norm"] = 1.0
+    if cls in (tam.AdaTAM, tam.AdaTAMW):
+        options["bias_correction"] = True
+    return options
+
+
+def compile_against_eager(cls: type, backend: str, **options: Any) -> None:
+    eager = cls(parameters(SHAPES), lr=torch.tensor(0.01), **options)
+    compiled = cls(parameters(SHAPES), lr=torch.tensor(0.01), **options)
+    counter = CompileCounterWithBackend(backend)
+    step = torch.compile(compiled.step, backend=counter)
+    for k in range(5):
+        for optimizer in (eager, compiled):
+            optimizer.param_groups[0]["lr"].fill_(0.01 * (k + 1))
+        train(eager, 1, start=k)
+        for p, q in zip(params_of(eager), params_of(compiled), strict=True):
+            q.grad = p.grad.clone()
+        step()
+    assert counter.frame_count == 1, "recompiled although only values changed"
+    for a, b in zip(tensors(eager), tensors(compiled), strict=True):
+        assert_close(b, a, 1e-5)
+    if cls in TORQUE:
+        assert_close(compiled.alignment, eager.alignment, 1e-5)
+        assert_close(compiled.grad_norm, eager.grad_norm, 1e-5)
+
+
+SCOPES: list[tuple[type, dict[str, str]]] = [
+    *[(cls, {"scope": scope}) for cls in TORQUE for scope in ("global", "group", "tensor")],
+    (tam.AngularGrad, {}),
+]
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("cls, scope", SCOPES)
+def test_a_traced_step_gives_the_same_figures(cls: type, way: str, scope: dict[str, str]) -> None:
+    compile_against_eager(cls, "aot_eager", **options_of(cls, **scope, **WAYS[way]))
+
+
+@pytest.mark.parametrize("cls", ALL)
+def test_a_compiled_step_gives_the_same_figures(cls: type) -> None:
+    compile_against_eager(cls, "inductor", **options_of(cls))
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("cls", ALL)
+def test_grad_scaler_skips_a_step_with_an_overflow(cls: type, way: str) -> None:
+    optimizer = train(cls(parameters(SHAPES), **options_of(cls, **WAYS[way])), 3)
+    twin = train(cls(parameters(SHAPES), **options_of(cls, **WAYS[way])), 3)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    for p in params_of(optimizer):
+        p.grad = torch.full_like(p, torch.inf)
+    scaler.scale(torch.ones(()))  # what makes the scaler's tensors
+    scaler.step(optimizer)
+    scaler.update()
+    assert_same(optimizer, twin)
+    assert scaler.get_scale() == 4.0
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("cls", ALL)
+def test_grad_scaler_unscales(cls: type, way: str) -> None:
+    scaled = cls(parameters(SHAPES), **options_of(cls, **WAYS[way]))
+    plain = cls(parameters(SHAPES), **options_of(cls, **WAYS[way]))
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    for _ in range(4):
+        for optimizer, factor in ((scaled, True), (plain, False)):
+            optimizer.zero_grad()
+            loss = sum(((p - 0.3) ** 2).sum() for p in params_of(optimizer))
+            (scaler.scale(loss) if factor else loss).backward()
+        scaler.step(scaled)
+        scaler.update()
+        plain.step()
+    assert_same(scaled, plain)
