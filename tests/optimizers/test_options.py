@@ -81,7 +81,7 @@ def test_fused_goes_with_neither_differentiable_nor_foreach(cls: type) -> None:
 @pytest.mark.parametrize("cls", TORQUE)
 def test_shared_options_must_not_differ(cls: type) -> None:
     optimizer = train(cls(parameters([(3,)])), 1)
-    with pytest.raises(ValueError, match="smoothing=0.5"):
+    with pytest.raises(ValueError, match=r"smoothing=0\.5"):
         optimizer.add_param_group({"params": parameters([(4,)]), "smoothing": 0.5})
     optimizer.add_param_group({"params": parameters([(4,)])})
     optimizer.param_groups[1]["scope"] = "tensor"

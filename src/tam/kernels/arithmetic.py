@@ -1,6 +1,6 @@
 """The arithmetic the rules are written in, so that each rule is written once.
 
-A rule (`rule.py`, `angular.py`) calls `ops.mul_(m, beta)` and the like. Its operands are
+A rule (`torque.py`, `angular.py`) calls `ops.mul_(m, beta)` and the like. Its operands are
 
 - tensors, with `Loop` (in place) or `Pure` (nothing is changed: for autograd and vmap),
 - lists of tensors of one device and dtype, with `Foreach`.

@@ -1,0 +1,1 @@
+"""The lab: experiments on the optimizers and their reports. The library never imports it."""
