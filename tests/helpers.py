@@ -13,7 +13,13 @@ from tam.reference import Group, Reference
 
 TORQUE = [tam.TAM, tam.AdaTAM, tam.AdaTAMW]
 ALL = [*TORQUE, tam.AngularGrad]
-WAYS: dict[str, dict[str, Any]] = {"loop": {"foreach": False}, "foreach": {"foreach": True}}
+WAYS: dict[str, dict[str, Any]] = {
+    "loop": {"foreach": False},
+    "foreach": {"foreach": True},
+    "fused": {"fused": True},
+}
+# AngularGrad has no fused way.
+PAIRS = [(cls, way) for cls in ALL for way in WAYS if cls in TORQUE or way != "fused"]
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5}
 
 

@@ -100,4 +100,4 @@ def test_without_the_extra_says_what_to_install(missing: str, tmp_path: Path) ->
     done = tam_command("demo", cwd=tmp_path, before=f"sys.modules[{missing!r}] = None")
     assert done.returncode == 1
     assert len(done.stderr.splitlines()) == 1
-    assert 'pip install "torque-aware-momentum[demo]"' in done.stderr
+    assert "pip install '.[demo]'" in done.stderr

@@ -135,16 +135,47 @@ def test_mixed_dtypes_keep_their_order() -> None:
         assert state.alignment.shape == (() if scope == "global" else (3,))
 
 
-def test_bad_input() -> None:
+def test_complex_parameters_start_as_the_optimizers_do() -> None:
+    p = torch.ones(2, dtype=torch.complex128)
+    g = torch.tensor([0.3 + 0.7j, 1j], dtype=torch.complex128)
+    (after,), _ = functional.angular_grad([p], [g], functional.init_angular_grad([p]), lr=0.1)
+    q = torch.nn.Parameter(p.clone())
+    q.grad = g
+    tam.AngularGrad([q], lr=0.1).step()
+    assert_close(after, q, 1e-12)
+
+
+def test_the_state_does_not_share_the_gradients_memory() -> None:
+    params, grads = start(), [torch.ones_like(p) for p in start()]
+    _, state = functional.angular_grad(params, grads, functional.init_angular_grad(params))
+    grads[0].zero_()
+    assert state.previous_grad[0].all()
+
+
+BAD: list[tuple[Any, str]] = [
+    (lambda p, s: functional.tam(p, p, s, scope="layer"), "scope='layer'"),
+    (lambda p, s: functional.tam(p, p, s, momentumm=0.9), "momentumm"),
+    (lambda p, s: functional.tam(p, p, s, lr="0.1"), "lr='0.1'"),
+    (lambda p, s: functional.tam(p, p, s, scope="tensor"), r"shape \(\): that is another scope"),
+    (lambda p, s: functional.tam(p, p[:1], s), "2 parameters, but 1 of gradient"),
+    (lambda p, s: functional.tam(p, [p[0], None], s), "parameter 1 has shape .*its gradient None"),
+    (lambda p, s: functional.tam(p, [p[0], p[0]], s), "its gradient \\(3, 5\\)"),
+    (
+        lambda p, s: functional.tam({"b": p[0]}, {"a": p[0]}, functional.init_tam({"b": p[0]})),
+        "'b' has no grad",
+    ),
+    (lambda p, s: functional.init_tam(p[0]), "expected a dict, list or tuple"),
+    (lambda p, s: functional.init_tam([]), "with something in it"),
+    (lambda p, s: functional.adatamw(p, p, functional.init_adatam(p), amsgrad=True), "amsgrad"),
+    (
+        lambda p, s: functional.angular_grad(p, p, functional.init_angular_grad(p), method="sin"),
+        "method='sin'",
+    ),
+]
+
+
+@pytest.mark.parametrize("call, match", BAD)
+def test_bad_input(call: Any, match: str) -> None:
     params = start()
-    state = functional.init_tam(params)
-    with pytest.raises(ValueError, match="scope='layer'"):
-        functional.tam(params, params, state, scope="layer")
-    with pytest.raises(TypeError, match="momentumm"):
-        functional.tam(params, params, state, momentumm=0.9)  # type: ignore[call-arg]
-    with pytest.raises(TypeError, match="amsgrad"):
-        functional.adatamw(params, params, functional.init_adatam(params), amsgrad=True)
-    with pytest.raises(ValueError, match="2 parameters, but 1 gradients"):
-        functional.tam(params, params[:1], state)
-    with pytest.raises(KeyError, match="b"):
-        functional.tam({"b": params[0]}, {"a": params[0]}, functional.init_tam({"b": params[0]}))
+    with pytest.raises((ValueError, TypeError), match=match):
+        call(params, functional.init_tam(params))

@@ -80,7 +80,8 @@ def main() -> None:
     except ModuleNotFoundError as missing:
         if (missing.name or "").partition(".")[0] not in _EXTRA:
             raise
-        sys.exit(f'tam: no module {missing.name}; needs: pip install "torque-aware-momentum[demo]"')
+        extra = "it comes with the extra [demo]: pip install '.[demo]' in a checkout"
+        sys.exit(f"tam: no module {missing.name}; {extra}")
 
 
 if __name__ == "__main__":

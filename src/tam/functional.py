@@ -4,8 +4,14 @@
     params, state = functional.tam(params, grads, state, lr=0.2)
 
 `params` and `grads` are dicts, lists or tuples of tensors; the result has the same form. Everything
-works under `torch.func.vmap`, with a different lr (or weight_decay) for each member, and autograd
-goes through. The rule is the optimizers' own: they call the same code with `differentiable=True`.
+works under `torch.func.vmap`, where lr, momentum and weight_decay may be tensors, one entry for each
+member of a population, and autograd goes through:
+
+    state = vmap(functional.init_tam)(stacked)  # stacked: {name: tensor of shape [members, ...]}
+    step = lambda p, g, s, lr: functional.tam(p, g, s, lr=lr)
+    stacked, state = vmap(step)(stacked, grads, state, torch.tensor([0.02, 0.2]))
+
+The rule is the optimizers' own: they call the same code with `differentiable=True`.
 """
 
 from __future__ import annotations
@@ -18,7 +24,8 @@ from torch import Tensor
 
 from tam.kernels import angular, torque
 from tam.kernels.arithmetic import PURE
-from tam.kernels.bucket import Bucket, fill
+from tam.kernels.bucket import Bucket, fill, filled
+from tam.optimizers.options import check_options
 
 Tensors = TypeVar("Tensors", bound=Mapping[str, Tensor] | Sequence[Tensor])
 
@@ -95,7 +102,15 @@ def tam(
         "weight_decay": weight_decay,
         "maximize": maximize,
     }
-    rule = torque.Rule(_shared(scope), smoothing, max_grad_norm, False, False, False, False)
+    rule = torque.Rule(
+        scope=_shared(scope),
+        smoothing=smoothing,
+        max_grad_norm=max_grad_norm,
+        adaptive=False,
+        decoupled=False,
+        ema=False,
+        bias_correction=False,
+    )
     buckets = _buckets(params, grads, state, group, ["momentum_buffer"], scope)
     torque.step(PURE, rule, buckets)
     return (
@@ -131,7 +146,15 @@ def adatam(
         "weight_decay": weight_decay,
         "maximize": maximize,
     }
-    rule = torque.Rule(_shared(scope), smoothing, max_grad_norm, True, decoupled, ema, bias_correction)
+    rule = torque.Rule(
+        scope=_shared(scope),
+        smoothing=smoothing,
+        max_grad_norm=max_grad_norm,
+        adaptive=True,
+        decoupled=decoupled,
+        ema=ema,
+        bias_correction=bias_correction,
+    )
     buckets = _buckets(params, grads, state, group, ["exp_avg", "exp_avg_sq"], scope)
     torque.step(PURE, rule, buckets)
     new = AdaTAMState(
@@ -176,6 +199,7 @@ def angular_grad(
         "weight_decay": weight_decay,
         "maximize": maximize,
     }
+    check_options({"method": method, "vote": vote})
     keys = ["exp_avg", "exp_avg_sq", "previous_grad", "angle", *(["coefficient"] if vote else [])]
     buckets = _buckets(params, grads, state, group, keys, None)
     angular.step(PURE, method, vote, buckets)
@@ -186,13 +210,17 @@ def angular_grad(
 
 def _shared(scope: str) -> str:
     """A pure step has one group, so that "group" is "global"."""
-    if scope not in ("global", "group", "tensor"):
-        raise ValueError(f"scope={scope!r}: must be one of 'global', 'group', 'tensor'")
+    check_options({"scope": scope})
     return "tensor" if scope == "tensor" else "global"
 
 
 def _list(tensors: Any) -> list[Tensor]:
-    return list(tensors.values() if isinstance(tensors, Mapping) else tensors)
+    found = list(tensors.values()) if isinstance(tensors, Mapping) else tensors
+    if not isinstance(found, (list, tuple)) or not found:
+        raise TypeError(
+            f"expected a dict, list or tuple of tensors with something in it, got {type(tensors)}"
+        )
+    return list(found)
 
 
 def _like(params: Any, tensors: list[Tensor]) -> Any:
@@ -203,7 +231,7 @@ def _like(params: Any, tensors: list[Tensor]) -> Any:
 
 
 def _full(params: Any, value: float) -> Any:
-    return _like(params, [torch.zeros_like(p) + value for p in _list(params)])
+    return _like(params, [filled(p, value) for p in _list(params)])
 
 
 def _count(params: Any) -> Tensor:
@@ -221,22 +249,35 @@ def _alignment(params: Any, scope: str) -> Tensor:
 def _buckets(
     params: Any, grads: Any, state: Any, group: dict[str, Any], keys: list[str], scope: str | None
 ) -> list[Bucket]:
+    check_options({k: v for k, v in group.items() if not isinstance(v, Tensor)})
     theta = _list(params)
-    if isinstance(params, Mapping):
-        grads = [grads[name] for name in params]
-        columns = {key: [getattr(state, key)[name] for name in params] for key in keys}
-    else:
-        grads = _list(grads)
-        if len(grads) != len(theta):
-            raise ValueError(f"{len(theta)} parameters, but {len(grads)} gradients")
-        columns = {key: _list(getattr(state, key)) for key in keys}
+    columns = {"gradient": _column(params, grads, "gradient")}
+    columns |= {key: _column(params, getattr(state, key), key) for key in keys}
     if scope is not None:
-        s = state.alignment
-        each = list(s.unbind()) if _shared(scope) == "tensor" else [s] * len(theta)
-        columns["alignment"] = each
+        s, shape = state.alignment, (len(theta),) if _shared(scope) == "tensor" else ()
+        if s.shape != shape:
+            raise ValueError(f"alignment has shape {tuple(s.shape)}: that is another scope than {scope!r}")
+        columns["alignment"] = list(s.unbind()) if shape else [s] * len(theta)
     if hasattr(state, "step"):
         columns["step"] = [state.step] * len(theta)
-    return fill(group, 0, theta, grads, columns)
+    return fill(group, 0, theta, columns.pop("gradient"), columns)
+
+
+def _column(params: Any, tensors: Any, what: str) -> list[Tensor]:
+    """The tensors in the order of the parameters."""
+    names: Any = list(params) if isinstance(params, Mapping) else list(range(len(params)))
+    if len(tensors) != len(names):
+        raise ValueError(f"{len(names)} parameters, but {len(tensors)} of {what}")
+    found = []
+    for name in names:
+        if isinstance(params, Mapping) and name not in tensors:
+            raise ValueError(f"parameter {name!r} has no {what}; there are {list(tensors)[:5]}")
+        x = tensors[name]
+        if not isinstance(x, Tensor) or x.shape != params[name].shape:
+            shape = tuple(x.shape) if isinstance(x, Tensor) else x
+            raise ValueError(f"parameter {name!r} has shape {tuple(params[name].shape)}, its {what} {shape}")
+        found.append(x)
+    return found
 
 
 def _collect(params: Any, buckets: list[Bucket], key: str | None) -> Any:

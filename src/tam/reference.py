@@ -73,6 +73,8 @@ class Reference:
     grad_norm: float = field(init=False, default=0.0)
 
     def __post_init__(self) -> None:
+        if self.rule not in ("tam", "adatam", "adatamw"):
+            raise ValueError(f"rule={self.rule!r}: must be 'tam', 'adatam' or 'adatamw'")
         self.m = [[torch.zeros_like(p) for p in group.theta] for group in self.groups]
         self.v = [[torch.zeros_like(p) for p in group.theta] for group in self.groups]
         self.t = [[0 for _ in group.theta] for group in self.groups]
@@ -122,10 +124,10 @@ class Reference:
         if self.rule == "adatamw":
             theta = theta * (1 - group.lr * group.weight_decay)
         elif group.weight_decay != 0:
-            g = g + group.weight_decay * theta
+            g = g.add(theta, alpha=group.weight_decay)
         m = (1 - w) * m + w * g if self.ema else group.momentum * m + w * g
         if self.rule == "tam":
-            theta = theta - group.lr * m
+            theta = theta.add(m, alpha=-group.lr)  # as torch's SGD has it, to the last bit
         else:
             self.t[i][j] += 1
             v = group.beta2 * v + (1 - group.beta2) * _square(g)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
@@ -25,10 +25,7 @@ class Record:
     cls: type[Optimizer]
     lr: float | None  # the paper's best on CIFAR-10 with ResNet18; None where it states none
     lr_grid: tuple[float, ...]
-    options: Mapping[str, Any] = field(default_factory=dict)  # the paper's, where not the class's
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "options", MappingProxyType(dict(self.options)))
+    options: tuple[tuple[str, Any], ...] = ()  # the paper's, where not the class's
 
     @property
     def has_alignment(self) -> bool:
@@ -36,7 +33,10 @@ class Record:
 
     def create(self, params: Any, **options: Any) -> Optimizer:
         """The optimizer with the paper's options, those given here first."""
-        given = {**self.options, **({} if self.lr is None else {"lr": self.lr}), **options}
+        lr = options.pop("lr", self.lr)
+        if lr is None:
+            raise ValueError(f"{self.name}: the paper states no lr but a grid, {self.lr_grid}: give one")
+        given: dict[str, Any] = {"lr": lr, **dict(self.options), **options}
         return self.cls(params, **given)
 
 
@@ -45,7 +45,7 @@ OPTIMIZERS: Mapping[str, Record] = MappingProxyType(
         record.name: record
         for record in (
             Record("sgd", "SGD", torch.optim.SGD, 0.1, _IMAGES),
-            Record("sgdm", "SGDM", torch.optim.SGD, 0.1, _IMAGES, {"momentum": 0.9}),
+            Record("sgdm", "SGDM", torch.optim.SGD, 0.1, _IMAGES, (("momentum", 0.9),)),
             Record("tam", "TAM", TAM, 0.2, (0.2, 0.02, 0.002, 0.0002)),
             Record("adam", "Adam", torch.optim.Adam, 0.001, _IMAGES),
             Record("adamw", "AdamW", torch.optim.AdamW, None, _TEXT),
@@ -59,6 +59,7 @@ OPTIMIZERS: Mapping[str, Record] = MappingProxyType(
 
 def get(name: str) -> Record:
     """The record of this name."""
+    name = name.lower()
     if name not in OPTIMIZERS:
         raise ValueError(f"optimizer {name!r}: must be one of {', '.join(OPTIMIZERS)}")
     return OPTIMIZERS[name]

@@ -16,21 +16,12 @@ import tam
 from tests.helpers import ALL, TORQUE, WAYS, assert_close, assert_same, parameters, params_of, tensors, train
 
 SHAPES = [(3, 5), (7,), ()]
-
-
-@pytest.fixture(params=ALL, ids=lambda cls: cls.__name__)
-def cls(request: pytest.FixtureRequest) -> type:
-    return request.param  # type: ignore[no-any-return]
+CLASSES = ALL
 
 
 @pytest.fixture(params=TORQUE, ids=lambda cls: cls.__name__)
 def torque(request: pytest.FixtureRequest) -> type:
     return request.param  # type: ignore[no-any-return]
-
-
-@pytest.fixture(params=WAYS)
-def way(request: pytest.FixtureRequest) -> dict[str, Any]:
-    return WAYS[request.param]
 
 
 def through_disk(state_dict: dict[str, Any], path: Path) -> dict[str, Any]:
@@ -176,9 +167,10 @@ PAIRS = [
 def test_loading_torchs_checkpoint(theirs: type, options: dict[str, Any], ours: type, tmp_path: Path) -> None:
     source = train(theirs(parameters(SHAPES), lr=0.05, **options), 3)
     target = fresh(ours, source, lr=0.2, smoothing=0.5)
-    with pytest.warns(UserWarning, match=r"lr=0.2.*smoothing=0.5") as caught:
+    with pytest.warns(UserWarning, match=r"keeps lr=0.2.*smoothing=0.5.*sets .*\(was") as caught:
         target.load_state_dict(through_disk(source.state_dict(), tmp_path))
     assert len(caught) == 1
+    assert caught[0].filename == __file__
     group = target.param_groups[0]
     assert group["lr"] == 0.2 and group["smoothing"] == 0.5
     assert {k: group[k] for k in options} == options
@@ -192,6 +184,43 @@ def test_loading_torchs_checkpoint(theirs: type, options: dict[str, Any], ours: 
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         fresh(ours, target).load_state_dict(copy.deepcopy(target.state_dict()))
+
+
+def test_a_scheduled_checkpoint_of_torch_leaves_our_schedule_alone() -> None:
+    source = torch.optim.SGD(parameters(SHAPES), lr=0.1, momentum=0.9)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(source, max_lr=1.0, total_steps=10)
+    train(source, 1)
+    schedule.step()
+    target = fresh(tam.TAM, source, lr=0.2)
+    ours = torch.optim.lr_scheduler.OneCycleLR(target, max_lr=0.2, total_steps=10, cycle_momentum=False)
+    before = {k: v for k, v in target.param_groups[0].items() if "lr" in k}
+    saved = copy.deepcopy(source.state_dict())
+    saved["state"][0]["stranger"] = torch.ones(1)
+    with pytest.warns(UserWarning, match="keeps lr="):
+        target.load_state_dict(saved)
+    assert {k: v for k, v in target.param_groups[0].items() if "lr" in k} == before
+    assert "base_momentum" not in target.param_groups[0]
+    assert set(target.state[params_of(target)[0]]) == {"momentum_buffer", "alignment"}
+    train(target, 1)
+    ours.step()
+
+
+def test_decoupled_decay_does_not_become_coupled_without_a_word() -> None:
+    source = train(torch.optim.AdamW(parameters(SHAPES), weight_decay=0.1), 2)
+    with pytest.warns(UserWarning, match="was decoupled and is coupled here"):
+        fresh(tam.AdaTAM, source).load_state_dict(source.state_dict())
+
+
+def test_an_old_adam_counts_steps_in_python() -> None:
+    source = train(torch.optim.Adam(parameters(SHAPES)), 2)
+    saved = copy.deepcopy(source.state_dict())
+    for entry in saved["state"].values():
+        entry["step"] = 2
+    target = fresh(tam.AdaTAM, source)
+    with pytest.warns(UserWarning, match="keeps lr="):
+        target.load_state_dict(saved)
+    assert all(float(target.state[p]["step"]) == 2 for p in params_of(target))
+    train(target, 1)
 
 
 def test_sgd_without_momentum_has_no_buffers_to_take() -> None:
@@ -254,6 +283,39 @@ def test_checkpoints_that_do_not_fit_are_refused(cls: type) -> None:
     refused(target, saved, r"weight_decay=-1.0")
 
 
+@pytest.mark.parametrize("value", [7.0, -3.0, float("nan"), float("inf")])
+def test_an_impossible_alignment_is_refused(torque: type, value: float) -> None:
+    target = train(torque(parameters(SHAPES)), 2)
+    saved = copy.deepcopy(target.state_dict())
+    for entry in saved["state"].values():
+        entry["alignment"] = torch.tensor(value)
+    refused(target, saved, r"alignment=.*\[-1, 1\]")
+    for entry in saved["state"].values():
+        del entry["alignment"]
+    refused(target, saved, "no alignment for parameter 0")
+
+
+def test_what_is_no_optimizers_state_dict_is_refused(cls: type) -> None:
+    refused(train(cls(parameters(SHAPES)), 1), {"weight": torch.ones(2)}, "no optimizer's state_dict.*weight")
+
+
+def test_a_group_added_after_a_load_has_the_loaded_shared_options(torque: type) -> None:
+    source = train(torque(parameters(SHAPES), smoothing=0.5), 2)
+    target = fresh(torque, source)
+    target.load_state_dict(copy.deepcopy(source.state_dict()))
+    target.add_param_group({"params": parameters([(4,)])})
+    assert target.param_groups[1]["smoothing"] == 0.5
+    train(target, 1)
+
+
+def test_angulargrads_vote_comes_with_its_checkpoint() -> None:
+    for vote in (False, True):
+        source = train(tam.AngularGrad(parameters(SHAPES), vote=vote), 2)
+        target = fresh(tam.AngularGrad, source, vote=not vote)
+        target.load_state_dict(copy.deepcopy(source.state_dict()))
+        assert_same(train(source, 2, start=2), train(target, 2, start=2))
+
+
 def test_names_are_in_the_message(cls: type) -> None:
     model, wider = torch.nn.Linear(3, 2), torch.nn.Linear(3, 4)
     saved = train(cls(wider.named_parameters()), 1).state_dict()
@@ -303,6 +365,7 @@ def test_scheduler_and_optimizer_resume_together(cls: type) -> None:
     assert_same(a, b)
 
 
+@pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
 def test_state_is_what_torchs_optimizer_keeps_plus_scalars(torque: type, way: dict[str, Any]) -> None:
     ours = train(torque(parameters([(100, 10), (50,)]), **way), 2)
     twin = torch.optim.SGD if torque is tam.TAM else torch.optim.Adam

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import tam
-from tests.helpers import ALL, TORQUE, WAYS, parameters, params_of, train
+from tests.helpers import ALL, PAIRS, TORQUE, WAYS, parameters, params_of, train
 
 BAD: list[tuple[str, Any]] = [
     *[("lr", value) for value in (-1.0, math.nan, math.inf, "0.1", None, True)],
@@ -91,8 +91,7 @@ def test_shared_options_must_not_differ(cls: type) -> None:
     assert all(torch.equal(p, q) for p, q in zip(params_of(optimizer), before, strict=True))
 
 
-@pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("cls", ALL)
+@pytest.mark.parametrize("cls, way", PAIRS)
 def test_sparse_gradients_are_refused_before_anything_has_changed(cls: type, way: str) -> None:
     model = torch.nn.ModuleDict(
         {"dense": torch.nn.Linear(3, 3), "table": torch.nn.Embedding(5, 3, sparse=True)}

@@ -9,19 +9,10 @@ import pytest
 import torch
 
 import tam
-from tests.helpers import TORQUE, WAYS, assert_close, gradients, parameters, params_of, train
+from tests.helpers import TORQUE, assert_close, gradients, parameters, params_of, train
 
 SHAPES = [(3, 5), (7,), (2, 2)]
-
-
-@pytest.fixture(params=TORQUE, ids=lambda cls: cls.__name__)
-def cls(request: pytest.FixtureRequest) -> type:
-    return request.param  # type: ignore[no-any-return]
-
-
-@pytest.fixture(params=WAYS)
-def way(request: pytest.FixtureRequest) -> dict[str, Any]:
-    return WAYS[request.param]
+CLASSES = TORQUE
 
 
 @pytest.mark.parametrize("scope, shape", [("global", ()), ("group", (2,)), ("tensor", (3,))])

@@ -41,6 +41,8 @@ def set_ups(draw: Any) -> dict[str, Any]:
                 "shapes": draw(st.lists(st.sampled_from(shapes), min_size=1, max_size=4)),
                 "lr": draw(st.sampled_from([1e-3, 1e-2, 0.2])),
                 "beta1": draw(st.sampled_from([0.0, 0.9, 0.99])),
+                "beta2": draw(st.sampled_from([0.9, 0.999])),
+                "eps": draw(st.sampled_from([1e-8, 1e-2])),
                 "weight_decay": draw(st.sampled_from([0.0, 1e-2])),
                 "floor": draw(st.sampled_from([0.0, 1e-8, 0.5])),
                 "maximize": draw(st.booleans()),
@@ -65,7 +67,7 @@ def build(cls: type, way: str, dtype: torch.dtype, set_up: dict[str, Any]) -> to
         if cls.__name__ == "TAM":
             options["momentum"] = group["beta1"]
         else:
-            options["betas"] = (group["beta1"], 0.999)
+            options |= {"betas": (group["beta1"], group["beta2"]), "eps": group["eps"]}
         params = parameters(group["shapes"], dtype, seed=set_up["seed"] + i)
         groups.append({"params": params, **options})
     shared = {k: set_up[k] for k in ("scope", "smoothing", "max_grad_norm")}

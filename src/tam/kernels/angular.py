@@ -19,7 +19,7 @@ def update(ops: Arithmetic, method: str, vote: bool, bucket: Bucket) -> None:
     bucket.state["step"] = advance(ops, bucket.state["step"])
     group, rows = bucket.group, len(bucket.theta)
     beta1, beta2 = group["betas"]
-    lr, weight_decay = bucket.scalar(group["lr"]), bucket.scalar(group["weight_decay"])
+    lr, weight_decay = bucket.lr(ops), bucket.scalar(ops, group["weight_decay"])
     coefficient_of = ops.cos if method == "cos" else ops.tan
 
     def move(
@@ -40,11 +40,11 @@ def update(ops: Arithmetic, method: str, vote: bool, bucket: Bucket) -> None:
             replace = ops.minority(current, angle)
             coefficient = ops.where_(replace, coefficient_of(current), coefficient)
             angle = ops.where_(replace, current, angle)
-            phi = coefficient
+            phi = ops.mul(coefficient, 1.0)  # a copy: the coefficient itself is state
         else:
             phi = coefficient_of(ops.minimum(angle, current))
             angle = ops.copy_(angle, current)
-        phi = ops.add_(ops.mul_(ops.tanh_(ops.abs_(ops.mul(phi, 1.0))), 0.5), 0.5)
+        phi = ops.add_(ops.mul_(ops.tanh_(ops.abs_(phi)), 0.5), 0.5)
         previous = ops.copy_(previous, g)
 
         denominator = ops.add_(ops.div_(ops.sqrt(v), c2), group["eps"])

@@ -86,7 +86,7 @@ class Pure:
 
     def copy_(self, x: T, y: T) -> T:
         """y, in x's place"""
-        return y
+        return y.clone()
 
     def where_(self, condition: T, x: T, y: T) -> T:
         """x where the condition holds, else y; in y's place"""

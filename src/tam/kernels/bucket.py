@@ -38,19 +38,29 @@ class Bucket:
 
     def working(self, column: list[Tensor]) -> list[Tensor]:
         """The column as real tensors of the compute dtype: the tensors themselves where they are."""
-        return [_real(x).to(self.compute_dtype) for x in column]
+        dtype = self.compute_dtype
+        return [x if x.dtype == dtype else _real(x).to(dtype) for x in column]
 
-    def scalar(self, a: Any) -> Any:
+    def scalar(self, ops: Arithmetic, a: Any) -> Any:
         """A coefficient (lr and the like) as a number or as a 0-dim tensor of the compute dtype.
 
-        A tensor on another device than the bucket's is on the CPU, where reading it waits for
-        nothing; under torch.compile it stays a tensor, so that new values need no new compilation.
+        A tensor on the CPU is read where the bucket is elsewhere: that waits for nothing. It stays a
+        tensor where its graph matters (pure) and under torch.compile, so that new values need no new
+        compilation.
         """
         if not isinstance(a, Tensor):
             return a
-        if a.device != self.device and a.device.type == "cpu" and not torch.compiler.is_compiling():
+        kept = ops.pure or torch.compiler.is_compiling()
+        if a.device != self.device and a.device.type == "cpu" and not kept:
             return float(a)
         return a.reshape(()).to(self.device, self.compute_dtype)
+
+    def lr(self, ops: Arithmetic) -> Any:
+        """The group's lr; under torch.compile a tensor, so that a scheduler causes no recompilation."""
+        lr = self.group["lr"]
+        if torch.compiler.is_compiling() and not isinstance(lr, Tensor):
+            return torch.full((), lr, dtype=self.compute_dtype, device=self.device)
+        return self.scalar(ops, lr)
 
 
 def fill(
@@ -77,6 +87,14 @@ def fill(
     ]
 
 
+def filled(like: Tensor, value: float) -> Tensor:
+    """A tensor laid out like the given one; each part of a complex number is the value."""
+    x = torch.zeros_like(like, memory_format=torch.preserve_format)
+    if value:
+        _real(x).fill_(value)
+    return x
+
+
 def _real(x: Tensor) -> Tensor:
     """A complex tensor as pairs of reals."""
     return torch.view_as_real(x.resolve_conj()) if x.is_complex() else x
@@ -91,9 +109,11 @@ def write_back(ops: Arithmetic, column: list[Tensor], result: Iterable[Tensor]) 
             torch.view_as_complex(new).to(old.dtype) if old.is_complex() else new.to(old.dtype)
             for old, new in pairs
         ]
-    written = [_real(x) for x in column]
-    if written[0].dtype != result[0].dtype:
-        torch._foreach_copy_(written, result)
+    for x, new in zip(column, result, strict=True):
+        if x.is_complex() and x.is_conj():  # the working copy was no view
+            x.copy_(torch.view_as_complex(new))
+        elif _real(x).dtype != new.dtype:
+            _real(x).copy_(new)
     return column
 
 
@@ -122,7 +142,8 @@ def bias_corrections(ops: Arithmetic, bucket: Bucket, beta: float) -> list[Any]:
     they lie on the device (capturable) or where their values must not be baked in.
     """
     steps = bucket.state["step"]
-    if not (ops.pure or bucket.group["capturable"] or torch.compiler.is_compiling()):
+    on_cpu = steps[0].device.type == "cpu"
+    if on_cpu and not (ops.pure or bucket.group["capturable"] or torch.compiler.is_compiling()):
         return [1 - beta ** float(t) for t in steps]
     wide = accumulator(steps[0].device)  # in float32, 1 - 0.999 would be off by 6e-5
     return [(1 - beta ** t.to(wide)).to(bucket.compute_dtype) for t in steps]

@@ -112,7 +112,9 @@ def grad_norm(sums: list[Tensor]) -> Tensor | None:
     home = sums[0].device
     if any((part.device.type == "cpu") != (home.type == "cpu") for part in sums):
         return None
-    return torch.stack([part.select(-1, 2).sum().to(home) for part in sums]).sum().sqrt()
+    total = torch.stack([part.select(-1, 2).sum().to(home) for part in sums]).sum()
+    # The root of 0 has no derivative; autograd shall not meet it.
+    return torch.where(total > 0, torch.where(total > 0, total, 1.0).sqrt(), total)
 
 
 def clip_factor(norm: Tensor | None, max_grad_norm: float | None) -> Tensor | None:
@@ -130,8 +132,8 @@ def update(ops: Arithmetic, rule: Rule, bucket: Bucket, damping: Tensor, clip: T
     weight = group["floor"] + damping
     beta1, beta2 = group["betas"] if rule.adaptive else (group["momentum"], 0.0)
     keep = 1 - weight if rule.ema else beta1
-    k = None if clip is None else bucket.scalar(clip)
-    lr, weight_decay = bucket.scalar(group["lr"]), bucket.scalar(group["weight_decay"])
+    k = None if clip is None else bucket.scalar(ops, clip)
+    lr, weight_decay = bucket.lr(ops), bucket.scalar(ops, group["weight_decay"])
     corrections: list[Any] = [None] * rows
     if rule.bias_correction:
         corrections = [c**0.5 for c in bias_corrections(ops, bucket, beta2)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
@@ -86,8 +86,7 @@ class AdaTAM(TorqueOptimizer):
         }
         super().__init__(params, options)
 
-    @property
-    def state_keys(self) -> tuple[str, ...]:
+    def state_keys(self, group: dict[str, Any]) -> tuple[str, ...]:
         return ("step", "exp_avg", "exp_avg_sq")
 
     @property

@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from tam.kernels import angular
 from tam.kernels.arithmetic import Arithmetic
-from tam.kernels.bucket import Bucket
+from tam.kernels.bucket import Bucket, filled
 from tam.optimizers.base import Base
 
 
@@ -73,17 +72,15 @@ class AngularGrad(Base):
         }
         super().__init__(params, options)
 
-    @property
-    def state_keys(self) -> tuple[str, ...]:
+    def state_keys(self, group: dict[str, Any]) -> tuple[str, ...]:
         keys = ("step", "exp_avg", "exp_avg_sq", "previous_grad", "angle")
-        return (*keys, "coefficient") if self.param_groups[0]["vote"] else keys
+        return (*keys, "coefficient") if group["vote"] else keys
 
     def new_state(self, p: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:
         state = super().new_state(p, group)
         if not group["vote"]:
             # No angle exceeds pi / 2, so at the first step the smaller one is the current one.
-            angle = state["angle"]
-            (torch.view_as_real(angle) if angle.is_complex() else angle).fill_(math.pi / 2)
+            state["angle"] = filled(p, math.pi / 2)
         return state
 
     def run(self, ops: Arithmetic, buckets: list[Bucket]) -> None:

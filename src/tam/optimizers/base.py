@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any, ClassVar, overload
 
@@ -11,7 +12,7 @@ from torch.optim.optimizer import Optimizer, ParamsT, _use_grad_for_differentiab
 
 from tam import kernels
 from tam.kernels.arithmetic import Arithmetic
-from tam.kernels.bucket import Bucket, fill
+from tam.kernels.bucket import Bucket, fill, filled
 from tam.optimizers.checkpoint import adopt
 from tam.optimizers.options import check_options
 
@@ -28,20 +29,19 @@ class Base(Optimizer):
         check_options(defaults)
         super().__init__(params, defaults)
 
-    @property
-    def state_keys(self) -> tuple[str, ...]:
-        """The state of a parameter, but for the alignment."""
+    def state_keys(self, group: dict[str, Any]) -> tuple[str, ...]:
+        """The state of a parameter of this group, but for the alignment."""
         raise NotImplementedError
 
     def new_state(self, p: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:
         """A parameter's state at its first gradient."""
         state = {}
-        for key in self.state_keys:
+        for key in self.state_keys(group):
             if key == "step":
                 device = p.device if group["capturable"] else torch.device("cpu")
                 state[key] = torch.zeros((), dtype=torch.float32, device=device)
             else:
-                state[key] = torch.zeros_like(p, memory_format=torch.preserve_format)
+                state[key] = filled(p, 0.0)
         return state
 
     def run(self, ops: Arithmetic, buckets: list[Bucket]) -> None:
@@ -62,8 +62,8 @@ class Base(Optimizer):
             for name in self.shared_options:
                 if self.param_groups and merged[name] != self.param_groups[0][name]:
                     raise ValueError(
-                        f"{name}={merged[name]!r}: {name} has one value for the whole optimizer, "
-                        f"{self.param_groups[0][name]!r} here"
+                        f"group {len(self.param_groups)} has {name}={merged[name]!r}, group 0 has "
+                        f"{self.param_groups[0][name]!r}: {name} has one value for the whole optimizer"
                     )
         super().add_param_group(param_group)
 
@@ -81,23 +81,31 @@ class Base(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
+        self.take_step()
+        return loss
+
+    def wants_fused(self) -> bool:
+        """Whether the step is done by a fused kernel."""
+        return False
+
+    def take_step(self) -> None:
+        """The step, in the way that suits."""
         self.check_step()
         params, buckets = self.gather()
-        if buckets:
-            group = self.param_groups[0]
-            ops = kernels.choose(
-                (p for column in params for p in column),
-                foreach=group["foreach"],
-                fused=group.get("fused"),
-                differentiable=group["differentiable"],
-            )
-            if ops.pure:
-                for bucket in buckets:  # autograd may keep theta, and `commit` overwrites it
-                    bucket.theta = [p.clone() for p in bucket.theta]
-            self.run(ops, buckets)
-            if ops.pure:
-                self.commit(params, buckets)
-        return loss
+        if not buckets:
+            return
+        group = self.param_groups[0]
+        ops = kernels.choose(
+            (p for column in params for p in column),
+            foreach=group["foreach"],
+            differentiable=group["differentiable"],
+        )
+        if ops.pure:
+            for bucket in buckets:  # autograd may keep theta, and `commit` overwrites it
+                bucket.theta = [p.clone() for p in bucket.theta]
+        self.run(ops, buckets)
+        if ops.pure:
+            self.commit(params, buckets)
 
     def check_step(self) -> None:
         """Refuses what a step cannot do, before anything has changed."""
@@ -107,9 +115,8 @@ class Base(Optimizer):
                 raise ValueError(f"{name} must be the same in all groups, but is {values}")
         cuda = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
         capturing = cuda and torch.cuda.is_current_stream_capturing()
-        counts = "step" in self.state_keys
         for i, group in enumerate(self.param_groups):
-            needs_capturable = counts and not group["capturable"]
+            needs_capturable = "step" in self.state_keys(group) and not group["capturable"]
             for j, p in enumerate(group["params"]):
                 if p.grad is None:
                     continue
@@ -126,9 +133,9 @@ class Base(Optimizer):
 
     def gather(self) -> tuple[list[list[Tensor]], list[Bucket]]:
         """The parameters that have gradients, by group, and their buckets."""
-        keys = self.column_keys
         params, buckets = [], []
         for i, group in enumerate(self.param_groups):
+            keys = self.column_keys(group)
             theta: list[Tensor] = []
             grad: list[Tensor] = []
             columns: list[list[Tensor]] = [[] for _ in keys]
@@ -137,9 +144,9 @@ class Base(Optimizer):
             buckets += fill(group, i, theta, grad, dict(zip(keys, columns, strict=True)))
         return params, buckets
 
-    @property
-    def column_keys(self) -> tuple[str, ...]:
-        return self.state_keys
+    def column_keys(self, group: dict[str, Any]) -> tuple[str, ...]:
+        """All state of a parameter of this group."""
+        return self.state_keys(group)
 
     def _init_group(
         self, group: dict[str, Any], theta: list[Tensor], grad: list[Tensor], *columns: list[Tensor]
@@ -156,7 +163,7 @@ class Base(Optimizer):
                 state.update(self.new_state(p, group))
             theta.append(p)
             grad.append(p.grad)
-            for key, column in zip(self.column_keys, columns, strict=True):
+            for key, column in zip(self.column_keys(group), columns, strict=True):
                 column.append(state[key])
 
     def commit(self, params: list[list[Tensor]], buckets: list[Bucket]) -> None:
@@ -176,15 +183,17 @@ class Base(Optimizer):
         Checked before anything has changed. The optimizer keeps its own scope, foreach, fused,
         capturable and differentiable. From a checkpoint of torch's SGD (TAM) or Adam and AdamW
         (AdaTAM, AdaTAMW) the buffers and the options both have are taken; lr and the options the
-        checkpoint lacks stay as they are, and a warning says so.
+        checkpoint lacks stay as they are, and a warning lists what was kept and what was taken.
         """
         # As the last of the pre-hooks it sees what the users' own hooks have made of the checkpoint.
         seen: list[dict[str, Any]] = []
+        remarks: list[str] = []
 
         def before(_: Optimizer, checkpoint: dict[str, Any]) -> dict[str, Any]:
-            adopted = adopt(self, checkpoint)
+            adopted, remark = adopt(self, checkpoint)
             self.check_checkpoint(checkpoint)
             seen.append(checkpoint)
+            remarks.append(remark)
             return adopted
 
         def after(_: Optimizer) -> None:
@@ -197,12 +206,16 @@ class Base(Optimizer):
         finally:
             pre.remove()
             post.remove()
+        if remarks[-1]:
+            warnings.warn(remarks[-1], UserWarning, stacklevel=2)
 
     def check_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """What a subclass has to check besides."""
 
     def loaded(self, checkpoint: dict[str, Any]) -> None:
         """Called after torch has loaded the state, with the checkpoint as it came."""
+        # A group added later has the options that are now the optimizer's.
+        self.defaults |= {name: self.param_groups[0][name] for name in self.shared_options}
         for group in self.param_groups:
             for p in group["params"]:
                 state = self.state.get(p, {})

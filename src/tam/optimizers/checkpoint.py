@@ -1,15 +1,15 @@
 """What happens to a checkpoint before torch's own `load_state_dict` sees it.
 
-Everything is checked here, before anything has changed: counts, shapes, options, and that the
-checkpoint's alignments fit the optimizer's segments. A checkpoint of torch's SGD or Adam is
-recognised by what it lacks and completed with the loading optimizer's own options.
+Everything is checked here, before anything has changed: counts, shapes, options. A checkpoint of
+torch's SGD or Adam is recognised by what it lacks and completed with the loading optimizer's options.
 """
 
 from __future__ import annotations
 
-import warnings
+from numbers import Real
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from tam.optimizers.options import check_options
@@ -19,26 +19,37 @@ if TYPE_CHECKING:
 
 # How the step is done, and over what s is defined: the loading optimizer's own affair.
 OWN = ("scope", "foreach", "fused", "capturable", "differentiable")
-# Options of torch's optimizers for which the library has no counterpart. Harmless at these values.
-NOT_OURS = {"nesterov": False, "dampening": 0, "amsgrad": False, "decoupled_weight_decay": None}
+# Options of torch's optimizers for which the library has a rule at this value alone.
+REFUSED = {"nesterov": False, "dampening": 0, "amsgrad": False}
 
 
-def adopt(optimizer: Base, checkpoint: dict[str, Any]) -> dict[str, Any]:
-    """The checkpoint as `torch.optim.Optimizer.load_state_dict` should see it."""
+def adopt(optimizer: Base, checkpoint: dict[str, Any]) -> tuple[dict[str, Any], str]:
+    """The checkpoint as torch's `load_state_dict` should see it, and a remark for the user, or ""."""
+    for key in ("param_groups", "state"):
+        if key not in checkpoint:
+            raise ValueError(
+                f"this is no optimizer's state_dict: it has no {key!r}, but {list(checkpoint)[:5]}"
+            )
     _check_counts(optimizer, checkpoint["param_groups"])
-    groups, lacking = [], set()
-    for i, (own, saved) in enumerate(zip(optimizer.param_groups, checkpoint["param_groups"], strict=True)):
-        group, missing = _merge(optimizer, i, own, saved)
-        groups.append(group)
-        lacking |= missing
+    pairs = list(zip(optimizer.param_groups, checkpoint["param_groups"], strict=True))
+    foreign = any(optimizer.mark not in saved for _, saved in pairs)
+    groups = [_merge(optimizer, i, own, saved, foreign) for i, (own, saved) in enumerate(pairs)]
     for name in optimizer.shared_options:
         values = [group[name] for group in groups]
         if any(value != values[0] for value in values):
             raise ValueError(f"{name} must be the same in all groups; the checkpoint has {values}")
-    state = _check_state(optimizer, checkpoint, foreign=optimizer.mark in lacking)
-    if lacking:
-        _warn(optimizer, lacking)
-    return {**checkpoint, "param_groups": groups, "state": state}
+    state = dict(checkpoint["state"])
+    for i, ((own, saved), group) in enumerate(zip(pairs, groups, strict=True)):
+        for j, (p, key) in enumerate(zip(own["params"], saved["params"], strict=True)):
+            entry = state.pop(key, None)
+            names = optimizer.state_keys(group)
+            if not entry or (foreign and entry.get(names[0], 0) is None):
+                continue  # torch's SGD writes None before the first step
+            kept = names if foreign else [k for k in entry if k != "alignment"]
+            checked = {k: _checked(optimizer.name_of(i, j), p, k, entry) for k in names}
+            state[key] = {k: checked.get(k, entry.get(k)) for k in kept}
+    adopted = {**checkpoint, "param_groups": groups, "state": state}
+    return adopted, _remark(optimizer, pairs, groups, foreign)
 
 
 def _check_counts(optimizer: Base, saved: list[dict[str, Any]]) -> None:
@@ -54,62 +65,68 @@ def _check_counts(optimizer: Base, saved: list[dict[str, Any]]) -> None:
 
 
 def _merge(
-    optimizer: Base, i: int, own: dict[str, Any], saved: dict[str, Any]
-) -> tuple[dict[str, Any], set[str]]:
-    """Group i as it will be, and the options the checkpoint lacks."""
-    for name, harmless in NOT_OURS.items():
-        if harmless is not None and saved.get(name, harmless) != harmless:
+    optimizer: Base, i: int, own: dict[str, Any], saved: dict[str, Any], foreign: bool
+) -> dict[str, Any]:
+    """Group i as it will be."""
+    for name, harmless in REFUSED.items():
+        if saved.get(name, harmless) != harmless:
             raise ValueError(
                 f"group {i}: the checkpoint was written with {name}={saved[name]!r}, "
                 f"for which {type(optimizer).__name__} has no rule; only {name}={harmless!r} is taken"
             )
-    options = [name for name in optimizer.defaults if name not in OWN]
-    missing = {name for name in options if name not in saved}
-    kept = {*OWN, *missing}
-    if optimizer.mark in missing:
-        kept |= {"lr", "initial_lr"}  # another rule's lr means another step size
-    taken = {k: v for k, v in saved.items() if k not in kept and k not in NOT_OURS}
-    merged = {**{k: v for k, v in own.items() if k in kept}, **taken}
+    if foreign:
+        # Only what means the same there: not lr, which belongs to another rule, nor what a scheduler
+        # has put beside it.
+        taken = {k: saved[k] for k in optimizer.defaults if k in saved and k not in (*OWN, "lr")}
+        names = {k: saved[k] for k in ("param_names",) if k in saved}
+        merged = {**own, **taken, **names, "params": saved["params"]}
+    else:
+        merged = {**{k: own[k] for k in optimizer.defaults}, **saved, **{k: own[k] for k in OWN if k in own}}
     try:
         check_options(merged)
     except ValueError as error:
         raise ValueError(f"group {i} of the checkpoint: {error}") from None
-    return merged, missing
+    return merged
 
 
-def _check_state(optimizer: Base, checkpoint: dict[str, Any], *, foreign: bool) -> dict[Any, dict[str, Any]]:
-    """The state of each parameter without its alignment, which torch would cast."""
-    saved_state = checkpoint["state"]
-    state = dict(saved_state)
-    for i, (own, saved) in enumerate(zip(optimizer.param_groups, checkpoint["param_groups"], strict=True)):
-        for j, (p, key) in enumerate(zip(own["params"], saved["params"], strict=True)):
-            entry = saved_state.get(key)
-            if not entry or (foreign and entry.get(optimizer.state_keys[0], 0) is None):
-                state.pop(key, None)  # torch's SGD writes None before the first step
-                continue
-            for name in optimizer.state_keys:
-                _check_tensor(optimizer.name_of(i, j), p, name, entry.get(name))
-            known = optimizer.state_keys if foreign else [k for k in entry if k != "alignment"]
-            state[key] = {k: entry[k] for k in known}
-    return state
-
-
-def _check_tensor(parameter: str, p: Tensor, name: str, value: Any) -> None:
+def _checked(parameter: str, p: Tensor, name: str, entry: dict[str, Any]) -> Tensor:
+    value = entry.get(name)
+    if name == "step" and isinstance(value, Real):  # as torch's Adam kept it until 1.12
+        value = torch.tensor(float(value))
     if not isinstance(value, Tensor):
-        raise ValueError(f"{parameter}: the checkpoint has no {name}")
+        found = ", ".join(sorted(entry))
+        raise ValueError(f"{parameter}: the checkpoint has no {name} but {found}: is it another optimizer's?")
     expected = () if name == "step" else tuple(p.shape)
     if tuple(value.shape) != expected:
         raise ValueError(
             f"{parameter}: {name} has shape {tuple(value.shape)} in the checkpoint, must be {expected}"
         )
+    return value
 
 
-def _warn(optimizer: Base, lacking: set[str]) -> None:
-    group = optimizer.param_groups[0]
-    kept = sorted(lacking | {"lr"} if optimizer.mark in lacking else lacking)
-    warnings.warn(
-        f"the checkpoint is not a whole {type(optimizer).__name__} checkpoint; kept from this "
-        "optimizer: " + ", ".join(f"{name}={group[name]!r}" for name in kept),
-        UserWarning,
-        stacklevel=5,
-    )
+def _remark(
+    optimizer: Base,
+    pairs: list[tuple[dict[str, Any], dict[str, Any]]],
+    groups: list[dict[str, Any]],
+    foreign: bool,
+) -> str:
+    """What a user should know of a checkpoint that is not wholly this optimizer's."""
+    parts = []
+    for i, ((own, saved), group) in enumerate(zip(pairs, groups, strict=True)):
+        lacking = [k for k in optimizer.defaults if k not in saved and k not in OWN]
+        kept = [*(["lr"] if foreign else []), *lacking]
+        if not kept:
+            continue
+        changed = [k for k in optimizer.defaults if k not in kept and k not in OWN and own[k] != group[k]]
+        part = f"group {i} keeps " + ", ".join(f"{k}={group[k]!r}" for k in kept)
+        if changed:
+            part += "; the checkpoint sets " + ", ".join(
+                f"{k}={group[k]!r} (was {own[k]!r})" for k in changed
+            )
+        coupled = not getattr(optimizer, "decoupled", False)
+        if saved.get("decoupled_weight_decay") is True and coupled and group["weight_decay"] != 0:
+            part += "; its weight decay was decoupled and is coupled here"
+        parts.append(part)
+    if not parts:
+        return ""
+    return f"not a whole {type(optimizer).__name__} checkpoint: " + ". ".join(parts)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from numbers import Real
 from typing import Any
 
 from torch import Tensor
@@ -18,7 +19,7 @@ def _refuse(name: str, value: Any, allowed: str) -> None:
 
 
 def _number(name: str, value: Any, allowed: str) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    if isinstance(value, bool) or not isinstance(value, Real):
         raise ValueError(f"{name}={value!r}: must be {allowed}")
     return float(value)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
@@ -79,8 +81,7 @@ class TAM(TorqueOptimizer):
         }
         super().__init__(params, options)
 
-    @property
-    def state_keys(self) -> tuple[str, ...]:
+    def state_keys(self, group: dict[str, Any]) -> tuple[str, ...]:
         return ("momentum_buffer",)
 
     @property

@@ -12,6 +12,7 @@ from torch import Tensor
 from tam.kernels import torque
 from tam.kernels.arithmetic import Arithmetic
 from tam.kernels.bucket import Bucket
+from tam.kernels.fused import Fused, obstacle
 from tam.optimizers.base import Base
 
 
@@ -23,20 +24,57 @@ class TorqueOptimizer(Base):
     )  # fmt: skip
     mark: ClassVar[str] = "smoothing"
     _grad_norm: Tensor | None = None  # |g| of the last step; the step writes it in place
+    _fused: Fused | None = None  # the tables of the fused step
 
     @property
     def rule(self) -> torque.Rule:
         """The options that are one value for the whole optimizer, as they stand now."""
         raise NotImplementedError
 
-    @property
-    def column_keys(self) -> tuple[str, ...]:
-        return (*self.state_keys, "alignment")
+    def column_keys(self, group: dict[str, Any]) -> tuple[str, ...]:
+        return (*self.state_keys(group), "alignment")
 
     def run(self, ops: Arithmetic, buckets: list[Bucket]) -> None:
         norm = torque.step(ops, self.rule, buckets)
         if norm is not None and self._grad_norm is not None:
             self._grad_norm.copy_(norm.detach())
+
+    # ------------------------------------------------------------------ the fused way
+
+    def take_step(self) -> None:
+        if self._fused is not None and not self._fused.fits(self):
+            self._fused = None
+        if not self.wants_fused():
+            if getattr(self, "found_inf", None) is not None:
+                raise RuntimeError("GradScaler left the unscaling to a fused step, but the step is not fused")
+            super().take_step()
+            return
+        if self._fused is None:
+            self.check_step()
+            if not any(self.gather()[0]):
+                return
+            self._fused = Fused(self)
+            self._fused.fits(self)
+        assert self._grad_norm is not None
+        self._fused = self._fused.step(self, self._grad_norm)
+
+    def wants_fused(self) -> bool:
+        """Whether the step is the fused one; an error where it must be and cannot."""
+        group = self.param_groups[0]
+        fused, foreach = group["fused"], group["foreach"]
+        if fused is False or foreach is not None or group["differentiable"] or torch.compiler.is_compiling():
+            return False
+        if self._fused is not None:
+            return True
+        reason = obstacle([p for group in self.param_groups for p in group["params"]])
+        if reason is not None and fused:
+            raise RuntimeError(f"fused=True cannot be done: {reason}")
+        return reason is None
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """Whether GradScaler may leave unscaling and skipping to the step."""
+        return self.wants_fused()
 
     # ------------------------------------------------------------------ readings
 
@@ -80,8 +118,7 @@ class TorqueOptimizer(Base):
             if "alignment" in state:
                 return state["alignment"]  # type: ignore[no-any-return]
             params.append(p)
-        home = next((p for p in params if p.grad is not None), params[0])
-        return torch.zeros((), dtype=_scalar_dtype(params), device=home.device)
+        return _zero(params)
 
     def new_state(self, p: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:
         segment: Iterable[Tensor] = [p]
@@ -97,22 +134,30 @@ class TorqueOptimizer(Base):
             members = [p for p in segment if self.state.get(p)]
             if not members:
                 continue
-            s = next((alignment[p] for p in members if p in alignment), torch.zeros(()))
-            # A copy: a checkpoint's own tensor must not change as training goes on.
-            shared = s.detach().to(members[0].device, _scalar_dtype(segment), copy=True).reshape(())
+            shared = torch.zeros((), dtype=_scalar_dtype(segment), device=members[0].device)
             for p in members:
                 self.state[p]["alignment"] = shared
+            known = next((alignment[p] for p in members if p in alignment), None)
+            if known is not None:
+                shared.copy_(known.detach().reshape(()))
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         super().add_param_group(param_group)
-        known = {p: state["alignment"] for p, state in self.state.items() if "alignment" in state}
+        params = [p for group in self.param_groups for p in group["params"]]
+        known = {p: self.state[p]["alignment"] for p in params if "alignment" in self.state.get(p, {})}
         if known:  # the dtype of a segment's s depends on its parameters' dtypes
             self._share(known)
 
     def _new_grad_norm(self) -> Tensor:
-        everything = [p for group in self.param_groups for p in group["params"]]
-        home = next((p for p in everything if p.grad is not None), everything[0])
-        return torch.zeros((), dtype=_scalar_dtype(everything), device=home.device)
+        return _zero([p for group in self.param_groups for p in group["params"]])
+
+    def commit(self, params: list[list[Tensor]], buckets: list[Bucket]) -> None:
+        super().commit(params, buckets)
+        for segment in self.segments():  # those without a gradient this time share s all the same
+            moved = [p for p in segment if p.grad is not None]
+            for p in segment:
+                if moved and "alignment" in self.state.get(p, {}):
+                    self.state[p]["alignment"] = self.state[moved[0]]["alignment"]
 
     # ------------------------------------------------------------------ the frame
 
@@ -151,6 +196,10 @@ class TorqueOptimizer(Base):
 
     def check_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         saved = self._saved_alignment(checkpoint)
+        ours = "smoothing" in checkpoint["param_groups"][0]
+        for p, key in self._saved_keys(checkpoint):
+            if ours and checkpoint["state"].get(key) and p not in saved:
+                raise ValueError(f"the checkpoint has state but no alignment for parameter {key}")
         for segment in self.segments():
             values = {float(saved[p]) for p in segment if p in saved}
             if len(values) > 1:
@@ -172,8 +221,10 @@ class TorqueOptimizer(Base):
             s = checkpoint["state"].get(key, {}).get("alignment")
             if s is None:
                 continue
-            if not isinstance(s, Tensor) or s.numel() != 1 or not s.is_floating_point():
-                raise ValueError(f"alignment={s!r} in the checkpoint: must be a scalar tensor")
+            if not isinstance(s, Tensor) or s.numel() != 1 or not -1 <= float(s) <= 1:
+                raise ValueError(
+                    f"alignment={s!r} in the checkpoint: must be a tensor of one number in [-1, 1]"
+                )
             found[p] = s
         return found
 
@@ -182,7 +233,13 @@ class TorqueOptimizer(Base):
             yield from zip(own["params"], saved["params"], strict=True)
 
 
+def _zero(params: list[Tensor]) -> Tensor:
+    """A scalar for these parameters, on the device of the first that has a gradient."""
+    home = next((p for p in params if p.grad is not None), params[0] if params else None)
+    return torch.zeros((), dtype=_scalar_dtype(params), device=None if home is None else home.device)
+
+
 def _scalar_dtype(params: list[Tensor]) -> torch.dtype:
     """float64 where all parameters are (complex128 counts as float64), else float32."""
-    double = all(p.dtype in (torch.float64, torch.complex128) for p in params)
+    double = bool(params) and all(p.dtype in (torch.float64, torch.complex128) for p in params)
     return torch.float64 if double else torch.float32

@@ -1,0 +1,266 @@
+"""Times one optimizer step against torch's optimizers: python benchmarks/step.py [--out FILE.json]
+
+All optimizers of a list share parameters and gradients. Rounds are interleaved: in each, every
+optimizer takes one step on an idle machine, timed by device events (the clock on a CPU), so that host
+time before the first launch counts. On a GPU the device's time alone is measured too, with the
+launches queued behind a pause. Reported are medians, minima and ratios of medians to torch's fused
+optimizer of the family, beside the time the bytes must take at the measured copy bandwidth.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import platform
+import statistics
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from parameter_lists import LISTS
+
+import tam
+
+Step = Callable[[], Any]
+Make = Callable[[list[torch.nn.Parameter]], Step]
+
+# Bytes a parameter of float32 must move: reads and writes, each once a pass.
+FLOOR = {"sgdm": 20, "tam": 28, "tam one pass": 20, "adamw": 28, "adatamw": 36, "adatamw one pass": 28}
+
+
+def clipped(make: Make) -> Make:
+    def build(params: list[torch.nn.Parameter]) -> Step:
+        step = make(params)
+
+        def both() -> None:
+            torch.nn.utils.clip_grad_norm_(params, 1.0, foreach=True)
+            step()
+
+        return both
+
+    return build
+
+
+def contenders(device: str) -> dict[str, tuple[str, str, Make]]:
+    """name: (baseline, floor, maker)"""
+    sgd, adamw = torch.optim.SGD, torch.optim.AdamW
+    found: dict[str, tuple[str, str, Make]] = {
+        "SGDM fused": ("SGDM fused", "sgdm", lambda ps: sgd(ps, 1e-5, momentum=0.9, fused=True).step),
+        "SGDM foreach": ("SGDM fused", "sgdm", lambda ps: sgd(ps, 1e-5, momentum=0.9, foreach=True).step),
+        "TAM": ("SGDM fused", "tam", lambda ps: tam.TAM(ps, 1e-5, fused=True).step),
+        "TAM tensor": (
+            "SGDM fused",
+            "tam one pass",
+            lambda ps: tam.TAM(ps, 1e-5, scope="tensor", fused=True).step,
+        ),
+        "AdamW fused": ("AdamW fused", "adamw", lambda ps: adamw(ps, 1e-5, fused=True).step),
+        "AdamW foreach": ("AdamW fused", "adamw", lambda ps: adamw(ps, 1e-5, foreach=True).step),
+        "AdaTAMW": ("AdamW fused", "adatamw", lambda ps: tam.AdaTAMW(ps, 1e-5, fused=True).step),
+        "AdaTAMW tensor": (
+            "AdamW fused",
+            "adatamw one pass",
+            lambda ps: tam.AdaTAMW(ps, 1e-5, scope="tensor", fused=True).step,
+        ),
+        "clip + AdamW fused": (
+            "clip + AdamW fused",
+            "adatamw",
+            clipped(lambda ps: adamw(ps, 1e-5, fused=True).step),
+        ),
+        "AdaTAMW max_grad_norm": (
+            "clip + AdamW fused",
+            "adatamw",
+            lambda ps: tam.AdaTAMW(ps, 1e-5, max_grad_norm=1.0, fused=True).step,
+        ),
+    }
+    if device == "cpu":
+        found["TAM foreach"] = ("SGDM fused", "tam", lambda ps: tam.TAM(ps, 1e-5, foreach=True).step)
+        found["AdaTAMW foreach"] = (
+            "AdamW fused",
+            "adatamw",
+            lambda ps: tam.AdaTAMW(ps, 1e-5, foreach=True).step,
+        )
+    try:
+        import pytorch_optimizer
+    except ImportError:
+        return found
+    found["pytorch_optimizer TAM"] = ("SGDM fused", "tam", lambda ps: pytorch_optimizer.TAM(ps, lr=1e-5).step)
+    found["pytorch_optimizer AdaTAM"] = (
+        "AdamW fused",
+        "adatamw",
+        lambda ps: pytorch_optimizer.AdaTAM(ps, lr=1e-5).step,
+    )
+    return found
+
+
+def make_parameters(shapes: list[tuple[int, ...]], device: str) -> list[torch.nn.Parameter]:
+    generator = torch.Generator(device=device).manual_seed(0)
+    params = []
+    for shape in shapes:
+        p = torch.nn.Parameter(torch.randn(shape, device=device, generator=generator) * 0.02)
+        p.grad = torch.randn(shape, device=device, generator=generator) * 1e-3
+        params.append(p)
+    return params
+
+
+def timed(step: Step, device: str) -> float:
+    """Milliseconds of one step."""
+    if device == "cpu":
+        begin = time.perf_counter()
+        step()
+        return (time.perf_counter() - begin) * 1e3
+    torch.cuda.synchronize()
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    step()
+    end.record()
+    torch.cuda.synchronize()
+    return float(start.elapsed_time(end))
+
+
+def device_time(step: Step, host_us: float) -> float:
+    """Milliseconds of one step on the device, its launches queued behind a pause: no host time shows."""
+    torch.cuda.synchronize()
+    torch.cuda._sleep(int(3000 * host_us))  # cycles: 1.5 times the host time and more
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    step()
+    end.record()
+    torch.cuda.synchronize()
+    return float(start.elapsed_time(end))
+
+
+def host(step: Step) -> float:
+    """Microseconds until step() returns."""
+    torch.cuda.synchronize()
+    begin = time.perf_counter()
+    step()
+    spent = (time.perf_counter() - begin) * 1e6
+    torch.cuda.synchronize()
+    return spent
+
+
+def extra_memory(step: Step) -> int:
+    """Bytes allocated at the peak of a step beyond what was allocated before it."""
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    step()
+    torch.cuda.synchronize()
+    return int(torch.cuda.max_memory_allocated() - before)
+
+
+def copy_bandwidth(device: str) -> float:
+    """Bytes a second of a large copy, those read and those written."""
+    a = torch.empty(2**28 if device == "cuda" else 2**26, device=device)
+    b = torch.empty_like(a)
+    best = min(timed(lambda: b.copy_(a), device) for _ in range(10))
+    return 2 * a.numel() * 4 / best * 1e3
+
+
+def measure(shapes: list[tuple[int, ...]], device: str, rounds: int, only: set[str]) -> dict[str, Any]:
+    params = make_parameters(shapes, device)
+    chosen = {k: v for k, v in contenders(device).items() if not only or k in only}
+    steps = {name: make(params) for name, (_, _, make) in chosen.items()}
+    for step in steps.values():
+        for _ in range(3):
+            step()
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    for _ in range(rounds):
+        for name, step in steps.items():
+            times[name].append(timed(step, device))
+    result: dict[str, Any] = {
+        name: {"median_ms": statistics.median(ts), "min_ms": min(ts)} for name, ts in times.items()
+    }
+    if device == "cuda":
+        for name, step in steps.items():
+            spent = statistics.median(host(step) for _ in range(max(5, rounds // 2)))
+            result[name] |= {"host_us": spent, "extra_bytes": extra_memory(step), "device": []}
+        for _ in range(max(5, rounds // 2)):
+            for name, step in steps.items():
+                result[name]["device"].append(device_time(step, result[name]["host_us"]))
+        for row in result.values():
+            row["device_ms"] = statistics.median(row.pop("device"))
+    return result
+
+
+def report(
+    name: str, shapes: list[tuple[int, ...]], found: dict[str, Any], bandwidth: float, device: str
+) -> None:
+    numbers = sum(torch.Size(shape).numel() for shape in shapes)
+    print(f"\n{name}: {len(shapes)} tensors, {numbers / 1e6:.1f}M parameters")
+    columns = (
+        "median",
+        "min",
+        "ratio",
+        "floor",
+        "to floor",
+        "device",
+        "ratio",
+        "to floor",
+        "host us",
+        "extra MB",
+    )
+    print(" " * 24, *(f"{c:>8s}" for c in columns))
+    for key, (baseline, floor, _) in contenders(device).items():
+        if key not in found:
+            continue
+        row, base = found[key], found.get(baseline)
+        row["floor_ms"] = FLOOR[floor] * numbers / bandwidth * 1e3
+        row["to_floor"] = row["median_ms"] / row["floor_ms"]
+        row["ratio"] = row["median_ms"] / base["median_ms"] if base else None
+        cells = [row["median_ms"], row["min_ms"], row["ratio"], row["floor_ms"], row["to_floor"]]
+        if "device_ms" in row:
+            row["device_to_floor"] = row["device_ms"] / row["floor_ms"]
+            row["device_ratio"] = row["device_ms"] / base["device_ms"] if base else None
+            cells += [row["device_ms"], row["device_ratio"], row["device_to_floor"]]
+            cells += [row["host_us"], row["extra_bytes"] / 2**20]
+        print(f"{key:24s}", *(f"{c:8.3f}" if c is not None else " " * 8 for c in cells), flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument(
+        "--lists", nargs="+", default=None, choices=LISTS, help="default: all that suit the device"
+    )
+    parser.add_argument("--rounds", type=int, default=None)
+    parser.add_argument("--only", nargs="+", default=[], help="names of optimizers")
+    parser.add_argument("--out", type=Path)
+    arguments = parser.parse_args()
+    device = arguments.device
+    lists = arguments.lists or (list(LISTS) if device == "cuda" else list(LISTS)[:3])
+    rounds = arguments.rounds or (30 if device == "cuda" else 7)
+    bandwidth = copy_bandwidth(device)
+    where = (
+        torch.cuda.get_device_name() if device == "cuda" else f"{platform.processor() or platform.machine()}"
+    )
+    results: dict[str, Any] = {
+        "hardware": where,
+        "threads": torch.get_num_threads(),
+        "versions": {"torch": torch.__version__, "tam": tam.__version__, "python": platform.python_version()},
+        "copy_bytes_per_second": bandwidth,
+        "rounds": rounds,
+        "lists": {},
+    }
+    print(
+        f"{where}, torch {torch.__version__}, copy {bandwidth / 1e12:.2f} TB/s, {rounds} interleaved rounds"
+    )
+    for name in lists:
+        found = measure(LISTS[name], device, rounds, set(arguments.only))
+        report(name, LISTS[name], found, bandwidth, device)
+        results["lists"][name] = found
+        gc.collect()
+        if device == "cuda":
+            torch.cuda.empty_cache()
+    if arguments.out:
+        arguments.out.parent.mkdir(parents=True, exist_ok=True)
+        arguments.out.write_text(json.dumps(results, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

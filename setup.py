@@ -1,0 +1,24 @@
+"""Builds the CPU kernel where there is a C compiler; the rest is in pyproject.toml."""
+
+from setuptools import Extension, setup
+
+setup(
+    ext_modules=[
+        Extension(
+            "tam.kernels._native",
+            ["src/tam/kernels/native.c"],
+            depends=["src/tam/kernels/native_kinds.h", "src/tam/kernels/native_kernels.h"],
+            # Without errno and traps square roots can be vectorised; contraction would change rounding.
+            extra_compile_args=[
+                "-O3",
+                "-std=c11",
+                "-fopenmp",
+                "-fno-math-errno",
+                "-fno-trapping-math",
+                "-ffp-contract=off",
+            ],
+            extra_link_args=["-fopenmp", "-lm"],
+            optional=True,  # without it the step is done by torch's operations
+        )
+    ]
+)

@@ -1,0 +1,96 @@
+"""The fused step on the CPU: native.c, built when the package is installed where there is a compiler."""
+
+from __future__ import annotations
+
+import ctypes
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from tam.kernels.tables import Option
+from tam.kernels.torque import Rule
+
+KINDS = ("float32", "bfloat16", "float64")
+INSTRUCTION_SETS = ("base", "avx2", "avx512")
+_ADAPTIVE, _DECOUPLED, _EMA, _CORRECT, _CLIP, _ONE_BY_ONE = (1 << i for i in range(6))  # as in native.c
+
+
+@cache
+def library() -> ctypes.CDLL | str:
+    """The compiled kernel, or why there is none."""
+    built = sorted(Path(__file__).parent.glob("_native*.so"))
+    if not built:
+        return "the CPU kernel was not built: install the package where there is a C compiler"
+    try:
+        found = ctypes.CDLL(str(built[0]))
+    except OSError as error:
+        return f"the CPU kernel cannot be loaded: {error}"
+    address, number, real, small = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double, ctypes.c_int
+    found.tam_step.argtypes = [address, number, address, address, number, address, small, real, small, small]
+    found.tam_step.restype = real
+    return found
+
+
+def missing() -> str | None:
+    """Why the kernel cannot be used; None where it can."""
+    found = library()
+    return found if isinstance(found, str) else None
+
+
+@cache
+def instruction_set() -> int:
+    """The best of INSTRUCTION_SETS that this processor has."""
+    found = library()
+    return 0 if isinstance(found, str) else int(found.tam_instruction_set())
+
+
+class Native:
+    """The tables in memory."""
+
+    def __init__(self, rows: Tensor, segments: Tensor, rule: Rule) -> None:
+        self.rows, self.segments = rows, segments
+        self.gradients = self.options = torch.empty(0)
+        self.flags = (
+            _ADAPTIVE * rule.adaptive
+            | _DECOUPLED * rule.decoupled
+            | _EMA * rule.ema
+            | _CORRECT * rule.bias_correction
+            | _CLIP * (rule.max_grad_norm is not None)
+            | _ONE_BY_ONE * (rule.scope == "tensor" and rule.max_grad_norm is None)
+        )
+
+    def new_gradients(self, gradients: Tensor) -> None:
+        self.gradients = gradients
+
+    def new_options(self, options: Tensor) -> None:
+        self.options = options
+
+    def set_lr(self, group: int, lr: Tensor) -> None:
+        self.options[group, Option.LR] = lr
+
+    def measure(self, norm: Tensor, grad_scale: Tensor | None, found_inf: Tensor | None) -> None:
+        """Nothing: with the data in the caches of a CPU, a tensor is measured and updated in one go."""
+
+    def update(self, norm: Tensor, grad_scale: Tensor | None, found_inf: Tensor | None) -> None:
+        if found_inf is not None and float(found_inf) != 0:
+            return
+        kernel = library()
+        assert not isinstance(kernel, str)
+        length = kernel.tam_step(
+            self.rows.data_ptr(),
+            self.rows.shape[1],
+            self.gradients.data_ptr(),
+            self.segments.data_ptr(),
+            self.segments.shape[1],
+            self.options.data_ptr(),
+            self.flags,
+            1.0 if grad_scale is None else 1.0 / float(grad_scale),
+            instruction_set(),
+            torch.get_num_threads(),
+        )
+        norm.fill_(length)
+
+    def take_over(self, other: Native) -> None:
+        """Nothing: nothing was measured."""

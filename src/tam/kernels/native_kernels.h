@@ -1,0 +1,71 @@
+/* <m, g>, |m|^2, |g|^2 of a chunk, and its update, for one kind of number and one instruction set.
+
+   Compiled without contraction: FMA stands where torch's own operations round once, so that with fixed
+   damping TAM is torch's SGD to the bit. */
+
+TARGET static void JOIN(measure, KIND_NAME, ISA)(const void *m_, const void *g_, int64_t n, double scale_,
+                                                 double *sums) {
+    const STORED *restrict m = m_, *restrict g = g_;
+    const REAL scale = (REAL)scale_;
+    const int64_t stretch = n / STREAMS;
+    sums[0] = sums[1] = sums[2] = 0;
+    for (int64_t i = 0; i < stretch; i += INNER) {
+        int64_t end = i + INNER < stretch ? i + INNER : stretch;
+        REAL mg = 0, mm = 0, gg = 0;
+#pragma omp simd reduction(+ : mg, mm, gg)
+        for (int64_t j = i; j < end; j++) {
+            for (int64_t k = 0; k < STREAMS; k++) {
+                REAL x = GET(m[j + k * stretch]), y = GET(g[j + k * stretch]) * scale;
+                mg = FMA(x, y, mg);
+                mm = FMA(x, x, mm);
+                gg = FMA(y, y, gg);
+            }
+        }
+        sums[0] += mg;
+        sums[1] += mm;
+        sums[2] += gg;
+    }
+    for (int64_t j = stretch * STREAMS; j < n; j++) {
+        REAL x = GET(m[j]), y = GET(g[j]) * scale;
+        sums[0] += x * y;
+        sums[1] += x * x;
+        sums[2] += y * y;
+    }
+}
+
+TARGET static void JOIN(update, KIND_NAME, ISA)(void *p_, const void *g_, void *m_, void *v_, int64_t n,
+                                                const coefficients *c) {
+    STORED *restrict p = p_, *restrict m = m_, *restrict v = v_;
+    const STORED *restrict g = g_;
+    const REAL w = (REAL)c->weight, b = (REAL)c->keep, lr = (REAL)c->lr, factor = (REAL)c->factor;
+    const REAL decay = c->decoupled ? 0 : (REAL)c->decay, shrink = c->decoupled ? (REAL)c->shrink : 1;
+    if (!c->adaptive) {
+#pragma omp simd
+        for (int64_t j = 0; j < n; j++) {
+            REAL theta = GET(p[j]);
+            REAL x = b * GET(m[j]) + w * FMA(decay, theta, GET(g[j]) * factor);
+            m[j] = PUT(x);
+            p[j] = PUT(FMA(-lr, x, theta));
+        }
+        return;
+    }
+    const REAL b2 = (REAL)c->beta2, r2 = (REAL)c->rest2, eps = (REAL)c->eps, correct = (REAL)c->correction;
+#pragma omp simd
+    for (int64_t j = 0; j < n; j++) {
+        REAL theta = GET(p[j]);
+        REAL y = FMA(decay, theta, GET(g[j]) * factor);
+        REAL x = b * GET(m[j]) + w * y;
+        REAL u = b2 * GET(v[j]) + r2 * (y * y);
+        m[j] = PUT(x);
+        v[j] = PUT(u);
+        p[j] = PUT(FMA(-lr, x / FMA(ROOT(u), correct, eps), theta * shrink));
+    }
+}
+
+#undef KIND_NAME
+#undef FMA
+#undef STORED
+#undef REAL
+#undef GET
+#undef PUT
+#undef ROOT

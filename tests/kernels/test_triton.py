@@ -1,0 +1,137 @@
+"""The Triton kernels in Triton's interpreter, on CPU tensors; needs TRITON_INTERPRET=1."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+
+import tam
+from tam.kernels import cuda, fused
+from tests.helpers import (
+    TORQUE,
+    Path,
+    assert_close,
+    assert_same,
+    compare_with_reference,
+    gradients,
+    parameters,
+    params_of,
+    reference_of,
+    tensors,
+    train,
+)
+
+CHUNK = 64  # small, so that the interpreter has little to do
+SHAPES = [(0,), (), (3,), (CHUNK - 1,), (CHUNK,), (CHUNK + 1,), (3 * CHUNK + 7,)]
+
+
+@pytest.fixture(autouse=True)
+def kernels_on_cpu_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused, "_backend", lambda device: partial(cuda.Cuda, device=device))
+    monkeypatch.setattr(cuda, "SMALL_CHUNK", CHUNK)
+    monkeypatch.setattr(cuda, "MEASURE", (32, 1))
+    monkeypatch.setattr(cuda, "UPDATE", (16, 1))
+
+
+VARIANTS: list[tuple[type, dict[str, Any]]] = [
+    *[(cls, {"scope": scope}) for cls in TORQUE for scope in ("global", "group", "tensor")],
+    *[(cls, {"weight_decay": 0.1, "maximize": True, "smoothing": 0.5, "floor": 0.25}) for cls in TORQUE],
+    *[(cls, {"max_grad_norm": 0.5, "scope": scope}) for cls in TORQUE for scope in ("global", "tensor")],
+    (tam.AdaTAM, {"ema": True}),
+    (tam.AdaTAMW, {"bias_correction": True, "weight_decay": 0.1}),
+]
+
+
+@pytest.mark.parametrize("cls, options", VARIANTS)
+def test_matches_the_reference(cls: type, options: dict[str, Any]) -> None:
+    params = parameters(SHAPES)
+    groups = [{"params": params[:4]}, {"params": params[4:], "lr": 0.03}]
+    optimizer = cls(groups, lr=0.01, fused=True, **options)
+    reference, path = reference_of(optimizer), Path()
+    for step in range(4):
+        row = []
+        for j, (p, g) in enumerate(zip(params, gradients(params, step), strict=True)):
+            p.grad = None if (j + step) % 5 == 0 else g
+            row.append(None if p.grad is None else g.double())
+        optimizer.step()
+        reference.step([row[:4], row[4:]])
+        path.follow(reference)
+        assert float(optimizer.grad_norm) == pytest.approx(reference.grad_norm, rel=1e-5)
+    compare_with_reference(optimizer, reference, path)
+    assert isinstance(optimizer._fused.backend, cuda.Cuda)
+
+
+def test_at_fixed_damping_it_is_torchs_sgd() -> None:
+    # To the bit on a GPU (tests/gpu): the interpreter rounds an fma twice.
+    ours = tam.TAM(parameters(SHAPES), 0.1, smoothing=1.0, floor=0.5, weight_decay=0.01, fused=True)
+    theirs = torch.optim.SGD(parameters(SHAPES), 0.1, momentum=0.9, weight_decay=0.01)
+    for p, q in zip(params_of(train(ours, 5)), params_of(train(theirs, 5)), strict=True):
+        assert_close(p, q, 1e-6)
+
+
+def test_mixed_dtypes() -> None:
+    dtypes = [torch.float32, torch.bfloat16]
+    fused_params = [parameters([(CHUNK + 5,)], dtype)[0] for dtype in dtypes]
+    plain_params = [torch.nn.Parameter(p.detach().clone()) for p in fused_params]
+    a, b = tam.AdaTAMW(fused_params, lr=0.01, fused=True), tam.AdaTAMW(plain_params, lr=0.01, foreach=False)
+    train(a, 4)
+    train(b, 4)
+    assert_close(a.alignment, b.alignment, 1e-4, scale=1.0)
+    # The interpreter does not round to bfloat16 but cuts off: a unit in the last place a step.
+    for p, q, tol in zip(fused_params, plain_params, (1e-5, 4 * 2**-8), strict=True):
+        assert_close(p.float(), q.float(), tol)
+
+
+@pytest.mark.parametrize("scaled", [False, True])
+@pytest.mark.parametrize("bad", [False, True])
+def test_grad_scale_and_found_inf_are_independent(scaled: bool, bad: bool) -> None:
+    a, b = (train(tam.AdaTAM(parameters(SHAPES), fused=True), 1) for _ in range(2))
+    before = [x.clone() for x in tensors(a)]
+    for p, q, g in zip(params_of(a), params_of(b), gradients(params_of(a), 1), strict=True):
+        p.grad, q.grad = g * 8 if scaled else g.clone(), g
+    if scaled:
+        a.grad_scale = torch.tensor(8.0)
+    a.found_inf = torch.tensor(float(bad))
+    a.step()
+    b.step()
+    if bad:
+        assert all(torch.equal(x, y) for x, y in zip(tensors(a), before, strict=True))
+    else:
+        assert_same(a, b)
+
+
+def test_a_non_finite_gradient_leaves_s_as_it_was() -> None:
+    optimizer = train(tam.TAM(parameters(SHAPES), fused=True), 3)
+    before = optimizer.alignment
+    params_of(optimizer)[4].grad[3] = float("nan")
+    optimizer.step()
+    assert torch.equal(optimizer.alignment, before)
+
+
+def test_misaligned_parameters() -> None:
+    storage = torch.randn(4 * CHUNK, generator=torch.Generator().manual_seed(0))
+    p = storage[1 : 2 * CHUNK].requires_grad_()
+    q = torch.nn.Parameter(p.detach().clone())
+    a, b = tam.TAM([p], fused=True), tam.TAM([q], fused=True)
+    for step in range(3):
+        p.grad = gradients([q], step)[0]
+        q.grad = p.grad.clone()
+        a.step()
+        b.step()
+    assert torch.equal(p, q)
+    assert not a._fused.backend.aligned
+
+
+def test_many_segments_settle_in_one_launch() -> None:
+    optimizer = tam.TAM(parameters([(2,)] * 30), scope="tensor", smoothing=0.5, fused=True)
+    reference = reference_of(optimizer)
+    for step in range(2):
+        drawn = gradients(params_of(optimizer), step)
+        for p, g in zip(params_of(optimizer), drawn, strict=True):
+            p.grad = g
+        optimizer.step()
+        reference.step([[g.double() for g in drawn]])
+    assert_close(optimizer.alignment, torch.tensor(list(reference.s.values())), 1e-5)
