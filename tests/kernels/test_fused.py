@@ -129,6 +129,28 @@ def test_gradients_of_other_strides_and_dtypes(cls: type) -> None:
     assert_close(params_of(a)[0], params_of(b)[0], 2e-5)
 
 
+def test_shared_options_that_come_to_differ_are_refused() -> None:
+    groups = [{"params": parameters(SHAPES)}, {"params": parameters([(4,)])}]
+    optimizer = train(tam.TAM(groups), 2)
+    optimizer.param_groups[1]["smoothing"] = 0.5
+    with pytest.raises(ValueError, match="smoothing must be the same"):
+        train(optimizer, 1)
+
+
+def test_eager_and_compiled_steps_may_alternate() -> None:
+    torch._dynamo.reset()
+    a, b = tam.TAM(parameters(SHAPES), lr=0.01), tam.TAM(parameters(SHAPES), lr=0.01)
+    compiled = torch.compile(b.step, backend="aot_eager")
+    for step in range(4):
+        for optimizer in (a, b):
+            for p, g in zip(params_of(optimizer), gradients(params_of(a), step), strict=True):
+                p.grad = g.clone()
+        a.step()
+        compiled() if step % 2 else b.step()
+    for p, q in zip(params_of(a), params_of(b), strict=True):
+        assert_close(p, q, 2e-5)
+
+
 def test_a_dead_optimizer_leaves_nothing_behind() -> None:
     import gc
     import weakref

@@ -511,3 +511,4 @@ def test_empty_groups_are_accepted(cls: type) -> None:
         assert optimizer.alignment.shape == ()
         assert cls([{"params": []}], scope="group").alignment.shape == (1,)
         assert float(cls([{"params": []}]).grad_norm) == 0
+    cls([{"params": []}]).step()

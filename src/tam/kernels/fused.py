@@ -52,6 +52,8 @@ class Backend(Protocol):
 def obstacle(params: list[Tensor]) -> str | None:
     """Why these parameters cannot take the fused step; None where they can."""
     devices = {p.device for p in params}
+    if not devices:
+        return "there are no parameters"
     if len(devices) > 1:
         return f"the parameters lie on several devices: {', '.join(sorted(map(str, devices)))}"
     (device,) = devices
@@ -104,6 +106,7 @@ class Fused:
 
     def __init__(self, optimizer: TorqueOptimizer) -> None:
         self.rule: Rule = optimizer.rule
+        self.shared = _shared(optimizer)
         everything = [p for group in optimizer.param_groups for p in group["params"]]
         self.params = [p for p in everything if p in optimizer.state]
         self.waiting = [p for p in everything if p not in optimizer.state]
@@ -162,7 +165,7 @@ class Fused:
             _count(optimizer) == self.count
             and all(map(is_, _tensors(optimizer), self.tensors))
             and all(p.grad is None for p in self.waiting)
-            and optimizer.rule == self.rule
+            and _shared(optimizer) == self.shared
             and (self._same_gradients() or [*map(_sort, self.params)] == self.sorts)
         )
 
@@ -255,6 +258,11 @@ def _tensors(optimizer: TorqueOptimizer) -> Iterator[Tensor]:
     """All parameters, then all state."""
     groups = (group["params"] for group in optimizer.param_groups)
     return chain(*groups, chain.from_iterable(map(dict.values, optimizer.state.values())))
+
+
+def _shared(optimizer: TorqueOptimizer) -> list[list[Any]]:
+    """The options every group must have alike, of each: where they differ, the making of tables tells."""
+    return [[group[name] for name in optimizer.shared_options] for group in optimizer.param_groups]
 
 
 def _count(optimizer: TorqueOptimizer) -> tuple[int, int]:

@@ -42,7 +42,7 @@ class TorqueOptimizer(Base):
     # ------------------------------------------------------------------ the fused way
 
     def take_step(self) -> None:
-        if self._fused is not None and not self._fused.fits(self):
+        if self._may_fuse() and self._fused is not None and not self._fused.fits(self):
             self._fused = None
         if not self.wants_fused():
             if getattr(self, "found_inf", None) is not None:
@@ -58,16 +58,21 @@ class TorqueOptimizer(Base):
         assert self._grad_norm is not None
         self._fused = self._fused.step(self, self._grad_norm)
 
+    def _may_fuse(self) -> bool:
+        """Whether the options allow the fused step."""
+        group = self.param_groups[0]
+        if torch.compiler.is_compiling() or group["differentiable"] or group["foreach"] is not None:
+            return False
+        return group["fused"] is not False
+
     def wants_fused(self) -> bool:
         """Whether the step is the fused one; an error where it must be and cannot."""
-        group = self.param_groups[0]
-        fused, foreach = group["fused"], group["foreach"]
-        if fused is False or foreach is not None or group["differentiable"] or torch.compiler.is_compiling():
+        if not self._may_fuse():
             return False
         if self._fused is not None:
             return True
         reason = obstacle([p for group in self.param_groups for p in group["params"]])
-        if reason is not None and fused:
+        if reason is not None and self.param_groups[0]["fused"]:
             raise RuntimeError(f"fused=True cannot be done: {reason}")
         return reason is None
 
