@@ -9,26 +9,26 @@ from typing import Any
 RESULTS = Path(__file__).parent / "results"
 
 
+COLUMNS = {
+    "median_ms": ("step ms", ".3f"),
+    "ratio": ("ratio", ".3f"),
+    "to_floor": ("to floor", ".3f"),
+    "device_ms": ("device ms", ".3f"),
+    "device_ratio": ("ratio", ".3f"),
+    "device_to_floor": ("to floor", ".3f"),
+    "host_us": ("host µs", ".0f"),
+    "extra_bytes": ("extra bytes", ".0f"),
+}
+
+
 def step_table(found: dict[str, Any]) -> list[str]:
-    on_gpu = any("device_ms" in row for rows in found["lists"].values() for row in rows.values())
-    head = [
-        "step ms",
-        "ratio",
-        "to floor",
-        *(["device ms", "ratio", "to floor", "host µs", "extra MB"] * on_gpu),
-    ]
     lines = []
     for name, rows in found["lists"].items():
-        lines += [f"\n**{name}**\n", "| | " + " | ".join(head) + " |", "|---" * (len(head) + 1) + "|"]
+        shown = [c for c in COLUMNS if any(c in row for row in rows.values())]
+        lines += [f"\n**{name}**\n", "| | " + " | ".join(COLUMNS[c][0] for c in shown) + " |"]
+        lines.append("|---" * (len(shown) + 1) + "|")
         for key, row in rows.items():
-            cells = [f"{row['median_ms']:.3f}", f"{row['ratio']:.3f}", f"{row['to_floor']:.3f}"]
-            if on_gpu:
-                cells += [
-                    f"{row['device_ms']:.3f}",
-                    f"{row['device_ratio']:.3f}",
-                    f"{row['device_to_floor']:.3f}",
-                ]
-                cells += [f"{row['host_us']:.0f}", f"{row['extra_bytes'] / 2**20:.2f}"]
+            cells = [format(row[c], COLUMNS[c][1]) if c in row else "" for c in shown]
             lines.append(f"| {key} | " + " | ".join(cells) + " |")
     return lines
 
@@ -63,9 +63,8 @@ def write() -> str:
             "",
         ]
         if "lists" in found:
-            if found.get("threads") and "H200" not in found["hardware"]:
-                lines.append(f"{found['threads']} threads.")
-            lines.append(f"Copy: {found['copy_bytes_per_second'] / 1e9:.0f} GB/s.")
+            copy = found["copy_bytes_per_second"]
+            lines.append(f"Copy: {copy / 1e9:.0f} GB/s." if copy else f"{found['threads']} threads.")
             lines += step_table(found)
         else:
             lines += end_to_end_table(found)

@@ -152,17 +152,40 @@ def extra_memory(step: Step) -> int:
     return int(torch.cuda.max_memory_allocated() - before)
 
 
-def copy_bandwidth(device: str) -> float:
-    """Bytes a second of a large copy, those read and those written."""
-    a = torch.empty(2**28 if device == "cuda" else 2**26, device=device)
+def copy_bandwidth(device: str) -> float | None:
+    """Bytes a second of a large copy, those read and those written.
+
+    None on a CPU: there a copy moves more than those, so that it gives no floor.
+    """
+    if device == "cpu":
+        return None
+    a = torch.empty(2**28, device=device)
     b = torch.empty_like(a)
     best = min(timed(lambda: b.copy_(a), device) for _ in range(10))
     return 2 * a.numel() * 4 / best * 1e3
 
 
 def measure(shapes: list[tuple[int, ...]], device: str, rounds: int, only: set[str]) -> dict[str, Any]:
-    params = make_parameters(shapes, device)
+    """All contenders; on a CPU one family after another, as all their state would not fit in memory."""
     chosen = {k: v for k, v in contenders(device).items() if not only or k in only}
+    large = sum(torch.Size(shape).numel() for shape in shapes) > 2e8
+    if device == "cpu":
+        chosen = {k: v for k, v in chosen.items() if not (large and "foreach" in k)}
+    families = [None] if device == "cuda" else sorted({baseline for baseline, _, _ in chosen.values()})
+    found: dict[str, Any] = {}
+    for family in families:
+        members = {k: v for k, v in chosen.items() if family in (None, v[0])}
+        found |= measure_together(make_parameters(shapes, device), members, device, rounds)
+        gc.collect()
+    return {name: found[name] for name in chosen}
+
+
+def measure_together(
+    params: list[torch.nn.Parameter],
+    chosen: dict[str, tuple[str, str, Make]],
+    device: str,
+    rounds: int,
+) -> dict[str, Any]:
     steps = {name: make(params) for name, (_, _, make) in chosen.items()}
     for step in steps.values():
         for _ in range(3):
@@ -186,38 +209,49 @@ def measure(shapes: list[tuple[int, ...]], device: str, rounds: int, only: set[s
     return result
 
 
+COLUMNS = {
+    "median_ms": "step ms",
+    "min_ms": "min ms",
+    "ratio": "ratio",
+    "floor_ms": "floor ms",
+    "to_floor": "to floor",
+    "device_ms": "device ms",
+    "device_ratio": "ratio",
+    "device_to_floor": "to floor",
+    "host_us": "host us",
+    "extra_bytes": "extra B",
+}
+
+
 def report(
-    name: str, shapes: list[tuple[int, ...]], found: dict[str, Any], bandwidth: float, device: str
+    name: str, shapes: list[tuple[int, ...]], found: dict[str, Any], bandwidth: float | None, device: str
 ) -> None:
+    """Adds ratios and floors to what was found, and prints it."""
     numbers = sum(torch.Size(shape).numel() for shape in shapes)
-    print(f"\n{name}: {len(shapes)} tensors, {numbers / 1e6:.1f}M parameters")
-    columns = (
-        "median",
-        "min",
-        "ratio",
-        "floor",
-        "to floor",
-        "device",
-        "ratio",
-        "to floor",
-        "host us",
-        "extra MB",
-    )
-    print(" " * 24, *(f"{c:>8s}" for c in columns))
     for key, (baseline, floor, _) in contenders(device).items():
-        if key not in found:
+        row, base = found.get(key), found.get(baseline)
+        if row is None:
             continue
-        row, base = found[key], found.get(baseline)
-        row["floor_ms"] = FLOOR[floor] * numbers / bandwidth * 1e3
-        row["to_floor"] = row["median_ms"] / row["floor_ms"]
-        row["ratio"] = row["median_ms"] / base["median_ms"] if base else None
-        cells = [row["median_ms"], row["min_ms"], row["ratio"], row["floor_ms"], row["to_floor"]]
-        if "device_ms" in row:
-            row["device_to_floor"] = row["device_ms"] / row["floor_ms"]
-            row["device_ratio"] = row["device_ms"] / base["device_ms"] if base else None
-            cells += [row["device_ms"], row["device_ratio"], row["device_to_floor"]]
-            cells += [row["host_us"], row["extra_bytes"] / 2**20]
-        print(f"{key:24s}", *(f"{c:8.3f}" if c is not None else " " * 8 for c in cells), flush=True)
+        for what in ("median_ms", "device_ms"):
+            if what in row and base:
+                row["ratio" if what == "median_ms" else "device_ratio"] = row[what] / base[what]
+            if what in row and bandwidth:
+                row["floor_ms"] = FLOOR[floor] * numbers / bandwidth * 1e3
+                row["to_floor" if what == "median_ms" else "device_to_floor"] = row[what] / row["floor_ms"]
+    shown = [c for c in COLUMNS if any(c in row for row in found.values())]
+    print(f"\n{name}: {len(shapes)} tensors, {numbers / 1e6:.1f}M parameters")
+    print(" " * 24, *(f"{COLUMNS[c]:>9s}" for c in shown))
+    for key, row in found.items():
+        print(f"{key:24s}", *(f"{row[c]:9.3f}" if c in row else " " * 9 for c in shown), flush=True)
+
+
+def processor() -> str:
+    """The processor's name, as far as the system tells."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.machine()
 
 
 def main() -> None:
@@ -228,11 +262,15 @@ def main() -> None:
     parser.add_argument(
         "--lists", nargs="+", default=None, choices=LISTS, help="default: all that suit the device"
     )
-    parser.add_argument("--rounds", type=int, default=None)
-    parser.add_argument("--only", nargs="+", default=[], help="names of optimizers")
+    parser.add_argument("--rounds", type=int, default=None, help="default: 30 on a GPU, 7 on a CPU")
+    names = ", ".join(contenders("cpu"))
+    parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help=f"of {names}")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     device = arguments.device
+    unknown = set(arguments.only) - set(contenders(device))
+    if unknown:
+        parser.error(f"--only: there is no {', '.join(sorted(unknown))} on {device}")
     lists = arguments.lists or (list(LISTS) if device == "cuda" else list(LISTS)[:3])
     rounds = arguments.rounds or (30 if device == "cuda" else 7)
     bandwidth = copy_bandwidth(device)
@@ -242,7 +280,12 @@ def main() -> None:
     results: dict[str, Any] = {
         "hardware": where,
         "threads": torch.get_num_threads(),
-        "versions": {"torch": torch.__version__, "tam": tam.__version__, "python": platform.python_version()},
+        "versions": {
+            "torch": torch.__version__,
+            "tam": tam.__version__,
+            "python": platform.python_version(),
+            "kernel": tam.kernels.available()[device],
+        },
         "copy_bytes_per_second": bandwidth,
         "rounds": rounds,
         "lists": {},
@@ -257,9 +300,9 @@ def main() -> None:
         gc.collect()
         if device == "cuda":
             torch.cuda.empty_cache()
-    if arguments.out:
-        arguments.out.parent.mkdir(parents=True, exist_ok=True)
-        arguments.out.write_text(json.dumps(results, indent=1) + "\n")
+        if arguments.out:
+            arguments.out.parent.mkdir(parents=True, exist_ok=True)
+            arguments.out.write_text(json.dumps(results, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """Torque-aware momentum: TAM, AdaTAM and AdaTAMW for PyTorch."""
 
-from tam import functional, reference, registry
+from tam import functional, kernels, reference, registry
 from tam._version import __version__
 from tam.optimizers import TAM, AdaTAM, AdaTAMW, AngularGrad
 
@@ -11,6 +11,7 @@ __all__ = [
     "AngularGrad",
     "__version__",
     "functional",
+    "kernels",
     "reference",
     "registry",
 ]

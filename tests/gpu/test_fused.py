@@ -222,6 +222,73 @@ def test_a_captured_step_replays_as_eager_does(cls: type, scope: str, fused: boo
     assert_same(eager, captured)
 
 
+@pytest.mark.parametrize("rebuild", [False, True])
+def test_replays_and_eager_steps_in_turn(cls: type, rebuild: bool) -> None:
+    # Two graphs and eager steps with gradients of their own share one optimizer.
+    shapes = [(5,), (CHUNK + 3,), (17, 4)]
+    eager, mixed = (cls(on_gpu(shapes), lr=0.01, fused=True) for _ in range(2))
+    static = [torch.zeros_like(p) for p in params_of(mixed)]
+    for step in range(2):
+        for optimizer in (eager, mixed):
+            give(params_of(optimizer), step)
+            optimizer.step()
+    graphs = []
+    for _ in range(2):
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            for p, g in zip(params_of(mixed), static, strict=True):
+                p.grad = g * 1.0
+            mixed.step()
+        graphs.append(graph)
+    for step in range(2, 10):
+        drawn = give(params_of(eager), step)
+        eager.step()
+        if step % 3 == 2:
+            give(params_of(mixed), step)
+            mixed.step()
+        else:
+            for g, d in zip(static, drawn, strict=True):
+                g.copy_(d)
+            graphs[step % 2].replay()
+        if rebuild and step == 5:
+            mixed._fused = None
+            torch.cuda.empty_cache()
+    torch.cuda.synchronize()
+    assert_same(eager, mixed)
+
+
+def test_gradients_are_freed(cls: type) -> None:
+    params = on_gpu([(1024, 1024)] * 4)
+    optimizer = cls(params)
+    for _ in range(3):
+        for p in params:
+            p.grad = torch.randn_like(p)
+        optimizer.step()
+        optimizer.zero_grad()
+    torch.cuda.synchronize()
+    kept = torch.cuda.memory_allocated()
+    state = sum(x.nbytes for s in optimizer.state.values() for x in s.values()) + sum(
+        p.nbytes for p in params
+    )
+    assert kept < state + 2**20
+
+
+def test_moves_between_devices_after_a_step(cls: type) -> None:
+    model, twin = torch.nn.Linear(5, 3), torch.nn.Linear(5, 3)
+    twin.load_state_dict(model.state_dict())
+    a, b = cls(model.parameters(), lr=0.01), cls(twin.parameters(), lr=0.01)
+    for device in ("cpu", "cuda", "cpu"):
+        model.to(device)
+        for _ in range(2):
+            for m, o, where in ((model, a, device), (twin, b, "cpu")):
+                o.zero_grad()
+                m(torch.ones(2, 5, device=where)).square().sum().backward()
+                o.step()
+    for p, q in zip(model.parameters(), twin.parameters(), strict=True):
+        assert_close(p, q, 2e-5)
+    assert a.alignment.device.type == "cpu"
+
+
 @pytest.mark.parametrize("scope", SCOPES)
 def test_nothing_waits_for_the_device(cls: type, scope: str) -> None:
     params = on_gpu(SHAPES)

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import copy
+import gc
+import subprocess
+import sys
+import weakref
 from typing import Any
 
 import pytest
@@ -129,6 +133,204 @@ def test_gradients_of_other_strides_and_dtypes(cls: type) -> None:
     assert_close(params_of(a)[0], params_of(b)[0], 2e-5)
 
 
+@pytest.mark.parametrize("cls", TORQUE)
+def test_gradients_and_replaced_state_are_not_kept_alive(cls: type) -> None:
+    optimizer = train(cls(parameters(SHAPES)), 2)
+    gradient = weakref.ref(params_of(optimizer)[0].grad)
+    optimizer.zero_grad()
+    assert gradient() is None
+    key = "momentum_buffer" if cls is tam.TAM else "exp_avg"
+    replaced = weakref.ref(optimizer.state[params_of(optimizer)[0]][key])
+    optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    assert replaced() is None
+
+
+def swap_half(p: torch.nn.Parameter) -> None:
+    p.data = p.data.half()
+
+
+def swap_strided(p: torch.nn.Parameter) -> None:
+    big = torch.zeros(2 * p.numel())
+    big[::2] = p.data.flatten()
+    p.data = big[::2].view(p.shape) if p.dim() == 1 else p.data.clone()
+
+
+def swap_layout(p: torch.nn.Parameter) -> None:
+    p.data = p.data.t().contiguous().t() if p.dim() == 2 else p.data.clone()
+
+
+@pytest.mark.parametrize("swap", [swap_half, swap_strided, swap_layout])
+@pytest.mark.parametrize("cls", TORQUE)
+def test_parameters_swapped_for_what_the_kernel_cannot_take(cls: type, swap: Any) -> None:
+    a = train(cls(parameters(SHAPES), lr=0.01), 2)
+    b = train(cls(parameters(SHAPES), lr=0.01, foreach=False), 2)
+    for optimizer in (a, b):
+        for p in params_of(optimizer):
+            swap(p)
+        train(optimizer, 2, start=2)
+    for p, q in zip(params_of(a), params_of(b), strict=True):
+        assert_close(p.float(), q.float(), 2e-3 if swap is swap_half else 2e-5)
+
+
+def test_a_swap_does_not_write_beside_the_parameter() -> None:
+    p = torch.nn.Parameter(torch.ones(6))
+    optimizer = train(tam.TAM([p]), 2)
+    big = torch.ones(12)
+    p.data = big[::2]
+    train(optimizer, 1, start=2)
+    assert big[1::2].tolist() == [1.0] * 6
+    optimizer.param_groups[0]["fused"] = True
+    with pytest.raises(RuntimeError, match="has gaps in memory"):
+        optimizer.step()
+
+
+def moved_state(optimizer: Any) -> None:
+    for state in optimizer.state.values():
+        for x in state.values():
+            x.data = x.data.clone()
+
+
+def cleared_state(optimizer: Any) -> None:
+    optimizer.state[params_of(optimizer)[-1]].clear()
+
+
+def moved_group(optimizer: Any) -> None:
+    p = optimizer.param_groups[0]["params"].pop()
+    optimizer.param_groups[1]["params"].insert(0, p)
+
+
+def looked_at_state(optimizer: Any) -> None:
+    late = parameters([(4,)])[0]
+    optimizer.param_groups[1]["params"].append(late)
+    assert optimizer.state[late] == {}  # a look makes an entry
+
+
+def foreign_state(optimizer: Any) -> None:
+    optimizer.state[params_of(optimizer)[0]]["mine"] = 3
+
+
+def betas_in_place(optimizer: Any) -> None:
+    for group in optimizer.param_groups:
+        if "betas" in group:
+            group["betas"] = [0.5, 0.5]
+
+
+@pytest.mark.parametrize(
+    "change", [moved_state, cleared_state, moved_group, looked_at_state, foreign_state, betas_in_place]
+)
+@pytest.mark.parametrize("cls", TORQUE)
+def test_changes_of_structure_are_noticed(cls: type, change: Any) -> None:
+    optimizers = []
+    for way in ({"fused": True}, {"foreach": False}):
+        params = parameters(SHAPES)
+        groups = [{"params": params[:2], "lr": 0.1}, {"params": params[2:], "lr": 0.3}]
+        optimizer = train(cls(groups, **way), 2)
+        change(optimizer)
+        train(optimizer, 1, start=2)
+        if change is betas_in_place:
+            for group in optimizer.param_groups:
+                if "betas" in group:
+                    group["betas"][0] = 0.1
+        optimizers.append(train(optimizer, 2, start=3))
+    for p, q in zip(params_of(optimizers[0]), params_of(optimizers[1]), strict=True):
+        assert_close(p, q, 2e-5)
+
+
+@pytest.mark.parametrize("cls", TORQUE)
+def test_a_parameter_that_is_not_finite_is_not_multiplied_by_a_decay_of_zero(cls: type) -> None:
+    p = torch.nn.Parameter(torch.tensor([1.0, -torch.inf, 2.0]))
+    optimizer = cls([p], fused=True)
+    p.grad = torch.tensor([1.0, 0.0, 1.0])
+    optimizer.step()
+    key = "momentum_buffer" if cls is tam.TAM else "exp_avg"
+    assert p[1] == -torch.inf and optimizer.state[p][key][1] == 0
+
+
+def test_autograd_notices_that_a_parameter_has_moved() -> None:
+    p = torch.nn.Parameter(torch.ones(3))
+    loss = (p * p).sum()
+    p.grad = torch.ones(3)
+    tam.TAM([p], fused=True).step()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_a_step_without_any_gradient_is_no_step() -> None:
+    optimizer = train(tam.TAM(parameters(SHAPES)), 2)
+    norm, s = float(optimizer.grad_norm), float(optimizer.alignment)
+    optimizer.zero_grad()
+    optimizer.step()
+    assert float(optimizer.grad_norm) == norm and float(optimizer.alignment) == s
+
+
+def test_strides_of_dimensions_of_one_do_not_matter() -> None:
+    p = torch.nn.Parameter(torch.randn(8, 1, 1, 1))
+    optimizer = tam.TAM([p])
+    p.grad = torch.randn(8, 1, 1, 1).as_strided((8, 1, 1, 1), (1, 1, 8, 8))
+    optimizer.step()
+    assert not optimizer._fused.copied
+
+
+def test_a_later_sparse_gradient_is_refused_by_name() -> None:
+    p = torch.nn.Parameter(torch.randn(4, 2))
+    optimizer = train(tam.TAM([("table", p)]), 2)
+    p.grad = torch.eye(4, 2).to_sparse()
+    with pytest.raises(RuntimeError, match=r"'table'.*sparse"):
+        optimizer.step()
+
+
+def test_many_tensors_make_their_tables_in_reasonable_time() -> None:
+    optimizer = train(tam.TAM([{"params": [p]} for p in parameters([(1,)] * 3000)]), 1)
+    assert len(optimizer._fused.params) == 3000  # quadratic work would take minutes
+
+
+def test_a_forked_child_can_step() -> None:
+    code = (
+        "import os, sys, torch, tam\n"
+        "p = torch.nn.Parameter(torch.zeros(300000)); o = tam.TAM([p])\n"
+        "torch.set_num_threads(2)\n"
+        "p.grad = torch.ones(300000); o.step()\n"
+        "pid = os.fork()\n"
+        "if pid == 0:\n"
+        "    o.step(); os._exit(7)\n"
+        "print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stdout.strip() == "7"
+
+
+@pytest.mark.parametrize("cls", TORQUE)
+def test_what_grad_scaler_leaves_to_the_step_is_done_in_every_way(cls: type) -> None:
+    for way in ({"foreach": True}, {"foreach": False}):
+        a, b = (train(cls(parameters(SHAPES), **way), 1) for _ in range(2))
+        for p, q, g in zip(params_of(a), params_of(b), gradients(params_of(a), 1), strict=True):
+            p.grad, q.grad = g * 8, g
+        a.grad_scale, a.found_inf = torch.tensor(8.0), torch.tensor(0.0)
+        a.step()
+        b.step()
+        for p, q in zip(params_of(a), params_of(b), strict=True):
+            assert torch.equal(p, q)
+        a.found_inf = torch.tensor(1.0)
+        a.step()
+        for p, q in zip(params_of(a), params_of(b), strict=True):
+            assert torch.equal(p, q)
+
+
+def test_fused_true_wins_over_foreach_false() -> None:
+    assert way_of(tam.TAM(parameters(SHAPES), fused=True, foreach=False)) == "fused"
+
+
+def test_a_frozen_parameter_of_another_dtype_does_not_matter() -> None:
+    frozen = torch.nn.Parameter(torch.ones(3, dtype=torch.float16), requires_grad=False)
+    optimizer = tam.TAM([*parameters(SHAPES), frozen])
+    for p in params_of(optimizer)[:-1]:
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    assert way_of(optimizer) == "fused" and len(optimizer.state) == 3
+
+
 def test_shared_options_that_come_to_differ_are_refused() -> None:
     groups = [{"params": parameters(SHAPES)}, {"params": parameters([(4,)])}]
     optimizer = train(tam.TAM(groups), 2)
@@ -152,9 +354,6 @@ def test_eager_and_compiled_steps_may_alternate() -> None:
 
 
 def test_a_dead_optimizer_leaves_nothing_behind() -> None:
-    import gc
-    import weakref
-
     p = parameters([(5,)])[0]
     optimizer = train(tam.TAM([p]), 2)
     alive = weakref.ref(optimizer)

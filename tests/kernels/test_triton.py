@@ -125,6 +125,36 @@ def test_misaligned_parameters() -> None:
     assert not a._fused.backend.aligned
 
 
+@pytest.mark.parametrize("change", ["layout", "dtype"])
+def test_parameters_that_change_between_steps(change: str) -> None:
+    a = tam.TAM(parameters([(8, 9), (5,)], torch.float32), lr=0.01, fused=True)
+    b = tam.TAM(parameters([(8, 9), (5,)], torch.float32), lr=0.01, foreach=False)
+    for optimizer in (a, b):
+        train(optimizer, 2)
+        for p in params_of(optimizer):
+            if change == "layout":
+                p.data = p.data.t().contiguous().t() if p.dim() == 2 else p.data
+            else:
+                p.data = p.data.bfloat16()
+        train(optimizer, 2, start=2)
+    assert_close(a.alignment, b.alignment, 1e-3, scale=1.0)
+    for p, q in zip(params_of(a), params_of(b), strict=True):
+        assert_close(p.float(), q.float(), 1e-5 if change == "layout" else 4 * 2**-8)
+
+
+def test_a_float64_alignment_becomes_float32_with_its_parameters() -> None:
+    optimizer = train(tam.TAM(parameters(SHAPES, torch.float64), foreach=False), 3)
+    before = float(optimizer.alignment)
+    for p in params_of(optimizer):
+        p.data = p.data.float()
+    optimizer.param_groups[0]["foreach"] = None
+    for p, g in zip(params_of(optimizer), gradients(params_of(optimizer), 3), strict=True):
+        p.grad = g * 0
+    optimizer.step()
+    assert optimizer.alignment.dtype == torch.float32
+    assert float(optimizer.alignment) == pytest.approx(0.9 * before, rel=1e-5)
+
+
 def test_many_segments_settle_in_one_launch() -> None:
     optimizer = tam.TAM(parameters([(2,)] * 30), scope="tensor", smoothing=0.5, fused=True)
     reference = reference_of(optimizer)

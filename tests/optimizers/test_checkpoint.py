@@ -211,6 +211,12 @@ def test_decoupled_decay_does_not_become_coupled_without_a_word() -> None:
         fresh(tam.AdaTAM, source).load_state_dict(source.state_dict())
 
 
+def test_coupled_decay_does_not_become_decoupled_without_a_word() -> None:
+    source = train(torch.optim.Adam(parameters(SHAPES), weight_decay=0.1), 2)
+    with pytest.warns(UserWarning, match="was coupled and is decoupled here"):
+        fresh(tam.AdaTAMW, source).load_state_dict(source.state_dict())
+
+
 def test_an_old_adam_counts_steps_in_python() -> None:
     source = train(torch.optim.Adam(parameters(SHAPES)), 2)
     saved = copy.deepcopy(source.state_dict())
@@ -226,7 +232,7 @@ def test_an_old_adam_counts_steps_in_python() -> None:
 def test_sgd_without_momentum_has_no_buffers_to_take() -> None:
     source = train(torch.optim.SGD(parameters(SHAPES), lr=0.05), 2)
     target = fresh(tam.TAM, source)
-    with pytest.warns(UserWarning, match="not a whole TAM checkpoint"):
+    with pytest.warns(UserWarning, match="of another optimizer was loaded into TAM"):
         target.load_state_dict(source.state_dict())
     assert len(target.state) == 0
     train(target, 1)
@@ -235,7 +241,7 @@ def test_sgd_without_momentum_has_no_buffers_to_take() -> None:
 def test_at_fixed_damping_training_goes_on_as_sgds_would() -> None:
     source = train(torch.optim.SGD(parameters(SHAPES), lr=0.05, momentum=0.9), 3)
     target = fresh(tam.TAM, source, lr=0.05, smoothing=1.0, floor=0.5)
-    with pytest.warns(UserWarning, match="not a whole TAM checkpoint"):
+    with pytest.warns(UserWarning, match="of another optimizer was loaded into TAM"):
         target.load_state_dict(copy.deepcopy(source.state_dict()))
     for p, q in zip(params_of(train(source, 3)), params_of(train(target, 3)), strict=True):
         assert torch.equal(p, q)

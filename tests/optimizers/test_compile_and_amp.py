@@ -94,6 +94,23 @@ def test_grad_scaler_skips_a_step_with_an_overflow(cls: type, way: str) -> None:
     assert scaler.get_scale() == 4.0
 
 
+def test_grad_scaler_with_a_compiled_step() -> None:
+    optimizer = tam.TAM(parameters(SHAPES))
+    twin = tam.TAM(parameters(SHAPES), foreach=True)
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    optimizer.step = torch.compile(optimizer.step, backend="aot_eager")  # type: ignore[method-assign]
+    for _ in range(3):
+        for o, scaled in ((optimizer, True), (twin, False)):
+            o.zero_grad()
+            loss = sum(((p - 0.3) ** 2).sum() for p in params_of(o))
+            (scaler.scale(loss) if scaled else loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        twin.step()
+    for p, q in zip(params_of(optimizer), params_of(twin), strict=True):
+        assert_close(p, q, 1e-6)
+
+
 @pytest.mark.parametrize("cls, way", PAIRS)
 def test_grad_scaler_unscales(cls: type, way: str) -> None:
     scaled = cls(parameters(SHAPES), **options_of(cls, **WAYS[way]))

@@ -39,14 +39,14 @@ class Backend(Protocol):
     def set_lr(self, group: int, lr: Tensor) -> None:
         """The lr of a group from a tensor on the device."""
 
-    def measure(self, norm: Tensor, grad_scale: Tensor | None, found_inf: Tensor | None) -> None:
-        """Measures and settles; |g| goes into `norm`."""
+    def run(self, norm: Tensor, grad_scale: Tensor | None, found_inf: Tensor | None) -> None:
+        """The step; |g| goes into `norm`."""
 
-    def update(self, norm: Tensor, grad_scale: Tensor | None, found_inf: Tensor | None) -> None:
-        """Moves the parameters. What was not measured before is measured here."""
+    def capturing(self) -> bool:
+        """Whether what runs now becomes part of a CUDA graph."""
 
-    def take_over(self, other: Any) -> None:
-        """What another backend of the same kind, with the same segments, has measured."""
+    def own_tables(self) -> Any:
+        """A context in which gradients and options go into tables that belong to the graph alone."""
 
 
 def obstacle(params: list[Tensor]) -> str | None:
@@ -60,7 +60,7 @@ def obstacle(params: list[Tensor]) -> str | None:
     if device.type == "cpu":
         missing, kinds = native.missing(), native.KINDS
     elif device.type == "cuda":
-        missing, kinds = no_triton(), ("float32", "bfloat16", "float16")
+        missing, kinds = no_triton(device), ("float32", "bfloat16", "float16")
     else:
         return f"there is no fused kernel for {device.type} devices"
     if missing is not None:
@@ -70,17 +70,21 @@ def obstacle(params: list[Tensor]) -> str | None:
             return f"a parameter is a {type(p).__name__}, not a plain tensor"
         if _kind(p) not in kinds:
             return f"a parameter is {p.dtype}; on {device.type} the kernel takes {', '.join(kinds)}"
+        if p.is_conj() or p.is_neg():
+            return "a parameter is lazily conjugated or negated"
         if not _dense(p):
             return f"a parameter of shape {tuple(p.shape)} and strides {p.stride()} has gaps in memory"
     return None
 
 
-def no_triton() -> str | None:
-    """Why there are no kernels for CUDA; None where there are."""
+def no_triton(device: torch.device | None = None) -> str | None:
+    """Why there are no kernels for CUDA (or for this GPU); None where there are."""
     try:
         import triton  # noqa: F401
     except ImportError:
         return "triton is not installed"
+    if device is not None and torch.cuda.get_device_capability(device) < (7, 0):
+        return "triton needs a GPU of compute capability 7.0 or more"
     return None
 
 
@@ -108,30 +112,30 @@ class Fused:
         self.rule: Rule = optimizer.rule
         self.shared = _shared(optimizer)
         everything = [p for group in optimizer.param_groups for p in group["params"]]
-        self.params = [p for p in everything if p in optimizer.state]
-        self.waiting = [p for p in everything if p not in optimizer.state]
+        self.params = [p for p in everything if optimizer.state.get(p)]
+        self.waiting = [p for p in everything if not optimizer.state.get(p)]
         for p in self.params:
-            _lay_out(p, optimizer.state[p])
+            _lay_out(p, optimizer.state[p], optimizer.state_keys(optimizer.param_groups[0]))
         self.tensors = [*_tensors(optimizer)]
-        self.count = _count(optimizer)
+        self.counts = _counts(optimizer)
         self.addresses = [*map(_address, self.params)]
-        self.sorts = [*map(_sort, self.params)]
-        self.grads: list[Tensor | None] = []
-        self.found: list[int] = []  # addresses of the gradients now
-        self.gradients: list[int] = []  # and as the tables have them
-        self.copies: list[Tensor] = []  # gradients laid out anew, as their parameters are
+        self.layouts = [*map(_layout, self.params)]
+        self.gradients: list[int] = []  # their addresses, as the tables have them
+        self.copied = False  # some gradients had to be laid out anew
         self.options: list[tuple[Any, ...]] = []
-        rows, segments = self._rows(optimizer), self._segments(optimizer)
-        self.backend: Backend = _backend(self.params[0].device)(rows, segments, self.rule)
+        self.some_state = self._address_of_some_state()
+        rows = self._rows(optimizer)
+        self.backend: Backend = _backend(self.params[0].device)(rows, self._segments(optimizer), self.rule)
 
     def _rows(self, optimizer: TorqueOptimizer) -> Tensor:
         state = optimizer.state
-        groups = [i for i, g in enumerate(optimizer.param_groups) for p in g["params"] if p in state]
-        self.segment = {
-            "global": [0] * len(groups),
-            "group": [sorted(set(groups)).index(i) for i in groups],
-            "tensor": list(range(len(groups))),
-        }[self.rule.scope]
+        groups = [i for i, g in enumerate(optimizer.param_groups) for p in g["params"] if state.get(p)]
+        self.segment = [0] * len(groups)
+        if self.rule.scope == "tensor":
+            self.segment = list(range(len(groups)))
+        elif self.rule.scope == "group":
+            place = {group: i for i, group in enumerate(sorted(set(groups)))}
+            self.segment = [place[group] for group in groups]
         states = [state[p] for p in self.params]
         columns: dict[Row, list[int]] = {
             Row.THETA: self.addresses,
@@ -159,83 +163,100 @@ class Fused:
     def fits(self, optimizer: TorqueOptimizer) -> bool:
         """Whether parameters, state and rule are still those the tables were made of.
 
-        Parameters may have been moved in memory: `step` sees to that.
+        State is compared by identity, and by the address of one parameter's: whoever moves state
+        behind its tensors' backs (`x.data = ...`) moves all of it.
         """
         return (
-            _count(optimizer) == self.count
+            _counts(optimizer) == self.counts
             and all(map(is_, _tensors(optimizer), self.tensors))
+            and [*map(_address, self.params)] == self.addresses
+            and self._address_of_some_state() == self.some_state
             and all(p.grad is None for p in self.waiting)
             and _shared(optimizer) == self.shared
-            and (self._same_gradients() or [*map(_sort, self.params)] == self.sorts)
         )
 
-    def _same_gradients(self) -> bool:
-        """Looks up the gradients; whether they are where they were."""
-        self.grads = [p.grad for p in self.params]
+    def _address_of_some_state(self) -> list[int]:
+        return [x.data_ptr() for x in self.tensors[-4:]]
+
+    def step(self, optimizer: TorqueOptimizer, norm: Tensor) -> bool:
+        """One step; |g| goes into `norm`. False, and nothing done, where the tables do not fit."""
+        grads = [p.grad for p in self.params]
         try:
-            self.found = [*map(_address, self.grads)]  # type: ignore[arg-type]
-        except TypeError:  # some have none
-            self.found = [-1 if g is None else g.data_ptr() for g in self.grads]
-        return self.found == self.gradients
+            gradients = [*map(_address, grads)]
+        except (TypeError, RuntimeError):  # some have none, or are sparse
+            if any(g is not None and g.layout is not torch.strided for g in grads):
+                return False
+            gradients = [-1 if g is None else g.data_ptr() for g in grads]
+            if max(gradients) < 0:
+                return True
+        scale, inf = (_scalar(getattr(optimizer, name, None), norm) for name in ("grad_scale", "found_inf"))
+        copies: list[Tensor] = []
+        if self.backend.capturing():
+            with self.backend.own_tables():
+                self._set_gradients(grads, copies)
+                self._set_options(optimizer)
+                self.backend.run(norm, scale, inf)
+            # A graph's replay reads all of this.
+            optimizer._captured.append((self, copies))
+        else:
+            if gradients != self.gradients or self.copied:
+                if [*map(_layout, self.params)] != self.layouts:
+                    return False
+                self._set_gradients(grads, copies)
+                self.gradients, self.copied = gradients, bool(copies)
+            options = [*map(_own_options, optimizer.param_groups)]
+            if options != self.options or any(option[0] is None for option in options):
+                self._set_options(optimizer)
+                self.options = options
+            self.backend.run(norm, scale, inf)
+        moved = [p for p, g in zip(self.params, grads, strict=True) if g is not None]
+        torch.autograd.graph.increment_version(moved)  # as an operation of torch would
+        return True
 
-    def step(self, optimizer: TorqueOptimizer, norm: Tensor) -> Fused:
-        """One step; |g| goes into `norm`. Returns the tables that fit from here on.
-
-        The device measures while the host still looks whether the parameters are where they were.
-        """
-        amp = (norm, getattr(optimizer, "grad_scale", None), getattr(optimizer, "found_inf", None))
-        self._refresh(optimizer)
-        self.backend.measure(*amp)
-        if [*map(_address, self.params)] == self.addresses:
-            self.backend.update(*amp)
-            return self
-        moved = Fused(optimizer)
-        moved._same_gradients()
-        moved._refresh(optimizer)
-        moved.backend.take_over(self.backend)
-        moved.backend.update(*amp)
-        return moved
-
-    def _refresh(self, optimizer: TorqueOptimizer) -> None:
-        """Gradients and options as they are now."""
-        if self.found != self.gradients or self.copies:
-            self._new_gradients()
-            self.gradients = self.found
-        options = [*map(_own_options, optimizer.param_groups)]
-        if options != self.options:
-            table = [_options(group, self.rule) for group in optimizer.param_groups]
-            self.backend.new_options(torch.tensor(table, dtype=torch.float64))
-            self.options = options
+    def _set_options(self, optimizer: TorqueOptimizer) -> None:
+        table = [_options(group, self.rule) for group in optimizer.param_groups]
+        self.backend.new_options(torch.tensor(table, dtype=torch.float64))
         for i, group in enumerate(optimizer.param_groups):
             if _on_device(group["lr"]):
                 self.backend.set_lr(i, group["lr"])
 
-    def _new_gradients(self) -> None:
-        self.copies = []
+    def _set_gradients(self, grads: list[Tensor | None], copies: list[Tensor]) -> None:
         addresses, active = [], [0] * (self.segment[-1] + 1)
-        for p, g, segment in zip(self.params, self.grads, self.segment, strict=True):
+        for p, g, segment in zip(self.params, grads, self.segment, strict=True):
             if g is None:
                 addresses.append(0)
                 continue
             active[segment] = 1
-            if g.dtype != p.dtype or g.stride() != p.stride() or g.is_conj() or g.is_neg():
+            if g.dtype != p.dtype or not _alike(g, p) or g.is_conj() or g.is_neg():
                 g = torch.empty_like(p, memory_format=torch.preserve_format).copy_(g)
-                self.copies.append(g)
+                copies.append(g)
             addresses.append(g.data_ptr() or 16)  # an empty tensor has no address, but it is there
         self.backend.new_gradients(torch.tensor(addresses + active, dtype=torch.int64))
 
 
-def _lay_out(p: Tensor, state: dict[str, Tensor]) -> None:
+def _alike(x: Tensor, p: Tensor) -> bool:
+    """Whether two tensors are laid out alike; a dimension of size 1 may have any stride."""
+    if x.shape != p.shape:
+        return False
+    return x.stride() == p.stride() or all(
+        a == b or n <= 1 for a, b, n in zip(x.stride(), p.stride(), p.shape, strict=True)
+    )
+
+
+def _scalar(x: Tensor | None, norm: Tensor) -> Tensor | None:
+    return None if x is None else x.to(norm.device, torch.float32)
+
+
+def _lay_out(p: Tensor, state: dict[str, Tensor], keys: tuple[str, ...]) -> None:
     """Lays a parameter's state out as the parameter is: a kernel walks through them side by side.
 
     They differ after a load of a checkpoint made with other strides, and after the parameter was moved.
     """
-    for key, x in state.items():
+    for key in keys:
+        x = state[key]
         if key == "step":  # counted where the parameter is
             state[key] = x.to(p.device, torch.float32)
-        elif key == "alignment":
-            continue
-        elif x.dtype != p.dtype or x.device != p.device or x.stride() != p.stride():
+        elif x.dtype != p.dtype or x.device != p.device or not _alike(x, p):
             state[key] = torch.empty_like(p, memory_format=torch.preserve_format).copy_(x)
 
 
@@ -250,8 +271,8 @@ def _backend(device: torch.device) -> Callable[[Tensor, Tensor, Rule], Backend]:
 _address = Tensor.data_ptr
 
 
-def _sort(p: Tensor) -> tuple[torch.dtype, torch.device]:
-    return p.dtype, p.device
+def _layout(p: Tensor) -> tuple[Any, ...]:
+    return p.dtype, p.device, p.shape, p.stride()
 
 
 def _tensors(optimizer: TorqueOptimizer) -> Iterator[Tensor]:
@@ -265,8 +286,9 @@ def _shared(optimizer: TorqueOptimizer) -> list[list[Any]]:
     return [[group[name] for name in optimizer.shared_options] for group in optimizer.param_groups]
 
 
-def _count(optimizer: TorqueOptimizer) -> tuple[int, int]:
-    return sum(len(group["params"]) for group in optimizer.param_groups), len(optimizer.state)
+def _counts(optimizer: TorqueOptimizer) -> tuple[list[int], int, int]:
+    groups = [len(group["params"]) for group in optimizer.param_groups]
+    return groups, len(optimizer.state), sum(map(len, optimizer.state.values()))
 
 
 def _on_device(lr: Any) -> bool:
@@ -278,7 +300,7 @@ def _own_options(group: dict[str, Any]) -> tuple[Any, ...]:
     lr = group["lr"]
     if isinstance(lr, Tensor):
         lr = None if _on_device(lr) else float(lr)
-    beta = group["betas"] if "betas" in group else group["momentum"]
+    beta = tuple(group["betas"]) if "betas" in group else group["momentum"]
     return lr, beta, group.get("eps"), group["floor"], group["weight_decay"], group["maximize"]
 
 

@@ -76,6 +76,9 @@ static inline uint16_t float_to_bf16(float x) { /* to nearest, ties to even; a n
 #undef TARGET
 #endif
 
+/* Of the tables and of tam_step's arguments: native.py has the same number. */
+int tam_layout(void) { return 1; }
+
 /* 0: base, 1: AVX2, 2: AVX-512 */
 int tam_instruction_set(void) {
 #ifdef X86
@@ -230,8 +233,9 @@ static void step_large(const tables *t, int64_t row, double *sums, double *parts
 
 /* Every tensor is its own segment, and nothing else is needed to update it. */
 static double step_one_by_one(const tables *t, double *parts, int threads) {
-    double *sums = calloc(3 * t->n, sizeof *sums), total = 0;
-#pragma omp parallel for schedule(dynamic, 4) num_threads(threads)
+    double *sums = calloc(3 * t->n + 1, sizeof *sums), total = 0;
+    if (!sums) return -1;
+#pragma omp parallel for schedule(dynamic, 4) num_threads(threads) if (t->n > 4)
     for (int64_t row = 0; row < t->n; row++)
         if (row_of(t, NUMEL, row) <= CHUNK) step_small(t, row, sums + 3 * row);
     for (int64_t row = 0; row < t->n; row++) {
@@ -265,10 +269,11 @@ static double step_together(tables *t, const int64_t *first, double *parts, int 
     int64_t n = first[t->n];
     int64_t *row = malloc((n + 1) * sizeof *row);
     coefficients *k = malloc((t->n + 1) * sizeof *k);
-    double norm = 0;
+    double norm = -1;
+    if (!row || !k) goto end;
     for (int64_t j = 0; j < t->n; j++)
         for (int64_t i = first[j]; i < first[j + 1]; i++) row[i] = j;
-#pragma omp parallel num_threads(threads)
+#pragma omp parallel num_threads(threads) if (n > 1)
     {
         int64_t begin, end;
         share(n, &begin, &end);
@@ -278,25 +283,29 @@ static double step_together(tables *t, const int64_t *first, double *parts, int 
         norm = settle_all(t, first, parts, k);
         for (int64_t i = end - 1; i >= begin; i--) update_chunk(t, row[i], i - first[row[i]], &k[row[i]]);
     }
+end:
     free(row);
     free(k);
     return norm;
 }
 
-/* The step; returns |g|. */
+/* The step; returns |g|, or -1 where there was no memory for the partial sums. */
 double tam_step(const int64_t *rows, int64_t n, const int64_t *gradients, const int64_t *segments,
                 int64_t n_segments, const double *options, int flags, double scale, int instruction_set, int threads) {
     tables t = {rows, gradients, segments, options, n, n_segments, flags, scale, 1, 0, &BY_ISA[instruction_set]};
-    int64_t *first = malloc((n + 1) * sizeof *first);
-    first[0] = 0;
-    for (int64_t row = 0; row < n; row++) {
-        first[row + 1] = first[row] + chunks_of(&t, row);
-        if (flags & ADAPTIVE && gradients[row]) *(float *)(intptr_t)row_of(&t, STEP, row) += 1;
-    }
-    double *parts = malloc((3 * first[n] + 1) * sizeof *parts);
+    int64_t *first = malloc((n + 1) * sizeof *first), chunks = 0;
+    for (int64_t row = 0; row < n; row++) chunks += chunks_of(&t, row);
+    double *parts = malloc((3 * chunks + 1) * sizeof *parts), norm = -1;
     t.damping = malloc(n_segments * sizeof *t.damping);
-    double norm = flags & ONE_BY_ONE ? step_one_by_one(&t, parts, threads)
-                                     : step_together(&t, first, parts, threads);
+    if (first && parts && t.damping) {
+        first[0] = 0;
+        for (int64_t row = 0; row < n; row++) {
+            first[row + 1] = first[row] + chunks_of(&t, row);
+            if (flags & ADAPTIVE && gradients[row]) *(float *)(intptr_t)row_of(&t, STEP, row) += 1;
+        }
+        norm = flags & ONE_BY_ONE ? step_one_by_one(&t, parts, threads)
+                                  : step_together(&t, first, parts, threads);
+    }
     free(first);
     free(parts);
     free(t.damping);

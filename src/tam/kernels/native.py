@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import os
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 import torch
@@ -14,19 +17,24 @@ from tam.kernels.torque import Rule
 
 KINDS = ("float32", "bfloat16", "float64")
 INSTRUCTION_SETS = ("base", "avx2", "avx512")
+LAYOUT = 1  # of the tables and of tam_step's arguments, as in native.c
 _ADAPTIVE, _DECOUPLED, _EMA, _CORRECT, _CLIP, _ONE_BY_ONE = (1 << i for i in range(6))  # as in native.c
 
 
 @cache
 def library() -> ctypes.CDLL | str:
     """The compiled kernel, or why there is none."""
-    built = sorted(Path(__file__).parent.glob("_native*.so"))
+    here = Path(__file__).parent
+    built = [path for suffix in EXTENSION_SUFFIXES if (path := here / f"_native{suffix}").exists()]
     if not built:
         return "the CPU kernel was not built: install the package where there is a C compiler"
     try:
         found = ctypes.CDLL(str(built[0]))
-    except OSError as error:
+        layout = int(found.tam_layout())
+    except (OSError, AttributeError) as error:
         return f"the CPU kernel cannot be loaded: {error}"
+    if layout != LAYOUT:
+        return "the CPU kernel was built from another version: install the package again"
     address, number, real, small = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double, ctypes.c_int
     found.tam_step.argtypes = [address, number, address, address, number, address, small, real, small, small]
     found.tam_step.restype = real
@@ -44,6 +52,18 @@ def instruction_set() -> int:
     """The best of INSTRUCTION_SETS that this processor has."""
     found = library()
     return 0 if isinstance(found, str) else int(found.tam_instruction_set())
+
+
+_forked = False
+
+
+def _after_fork() -> None:
+    """OpenMP's threads do not survive a fork, and waiting for them would be for ever."""
+    global _forked
+    _forked = True
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 class Native:
@@ -70,10 +90,7 @@ class Native:
     def set_lr(self, group: int, lr: Tensor) -> None:
         self.options[group, Option.LR] = lr
 
-    def measure(self, norm: Tensor, grad_scale: Tensor | None, found_inf: Tensor | None) -> None:
-        """Nothing: with the data in the caches of a CPU, a tensor is measured and updated in one go."""
-
-    def update(self, norm: Tensor, grad_scale: Tensor | None, found_inf: Tensor | None) -> None:
+    def run(self, norm: Tensor, grad_scale: Tensor | None, found_inf: Tensor | None) -> None:
         if found_inf is not None and float(found_inf) != 0:
             return
         kernel = library()
@@ -88,9 +105,14 @@ class Native:
             self.flags,
             1.0 if grad_scale is None else 1.0 / float(grad_scale),
             instruction_set(),
-            torch.get_num_threads(),
+            1 if _forked else torch.get_num_threads(),
         )
+        if length < 0:
+            raise MemoryError("no memory for the partial sums of the step")
         norm.fill_(length)
 
-    def take_over(self, other: Native) -> None:
-        """Nothing: nothing was measured."""
+    def capturing(self) -> bool:
+        return False
+
+    def own_tables(self) -> AbstractContextManager[None]:
+        return nullcontext()

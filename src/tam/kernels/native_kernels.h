@@ -39,11 +39,14 @@ TARGET static void JOIN(update, KIND_NAME, ISA)(void *p_, const void *g_, void *
     const STORED *restrict g = g_;
     const REAL w = (REAL)c->weight, b = (REAL)c->keep, lr = (REAL)c->lr, factor = (REAL)c->factor;
     const REAL decay = c->decoupled ? 0 : (REAL)c->decay, shrink = c->decoupled ? (REAL)c->shrink : 1;
+    const int decays = decay != 0; /* 0 times a parameter that is not finite would be nan */
     if (!c->adaptive) {
 #pragma omp simd
         for (int64_t j = 0; j < n; j++) {
             REAL theta = GET(p[j]);
-            REAL x = b * GET(m[j]) + w * FMA(decay, theta, GET(g[j]) * factor);
+            REAL y = GET(g[j]) * factor;
+            if (decays) y = FMA(decay, theta, y);
+            REAL x = b * GET(m[j]) + w * y;
             m[j] = PUT(x);
             p[j] = PUT(FMA(-lr, x, theta));
         }
@@ -53,7 +56,8 @@ TARGET static void JOIN(update, KIND_NAME, ISA)(void *p_, const void *g_, void *
 #pragma omp simd
     for (int64_t j = 0; j < n; j++) {
         REAL theta = GET(p[j]);
-        REAL y = FMA(decay, theta, GET(g[j]) * factor);
+        REAL y = GET(g[j]) * factor;
+        if (decays) y = FMA(decay, theta, y);
         REAL x = b * GET(m[j]) + w * y;
         REAL u = b2 * GET(v[j]) + r2 * (y * y);
         m[j] = PUT(x);

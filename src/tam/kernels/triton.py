@@ -165,7 +165,8 @@ def _move(
     m = _load(m_ptr, o, size, MASKED, "evict_first")
     theta = _load(p_ptr, o, size, MASKED, "evict_first")
     if not DECOUPLED:
-        g = tl.fma(theta, decay + tl.zeros_like(theta), g)
+        # 0 times a parameter that is not finite would be nan.
+        g = tl.where(decay != 0, tl.fma(theta, decay + tl.zeros_like(theta), g), g)
     m = b * m + w * g
     if ADAPTIVE:
         v = _load(v_ptr, o, size, MASKED, "evict_first")

@@ -90,10 +90,17 @@ class Base(Optimizer):
 
     def take_step(self) -> None:
         """The step, in the way that suits."""
+        scale: Tensor | None = getattr(self, "grad_scale", None)
+        inf: Tensor | None = getattr(self, "found_inf", None)
+        if inf is not None and float(inf) != 0:  # GradScaler waits for this value, too
+            return
         self.check_step()
         params, buckets = self.gather()
         if not buckets:
             return
+        if scale is not None:
+            for bucket in buckets:
+                bucket.grad = [g / scale.to(g.device) for g in bucket.grad]
         group = self.param_groups[0]
         ops = kernels.choose(
             (p for column in params for p in column),

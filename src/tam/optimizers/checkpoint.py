@@ -123,10 +123,12 @@ def _remark(
             part += "; the checkpoint sets " + ", ".join(
                 f"{k}={group[k]!r} (was {own[k]!r})" for k in changed
             )
-        coupled = not getattr(optimizer, "decoupled", False)
-        if saved.get("decoupled_weight_decay") is True and coupled and group["weight_decay"] != 0:
-            part += "; its weight decay was decoupled and is coupled here"
+        here, there = getattr(optimizer, "decoupled", False), saved.get("decoupled_weight_decay", False)
+        if foreign and here != there and group["weight_decay"] != 0:
+            kinds = {True: "decoupled", False: "coupled"}
+            part += f"; its weight decay was {kinds[there]} and is {kinds[here]} here"
         parts.append(part)
     if not parts:
         return ""
-    return f"not a whole {type(optimizer).__name__} checkpoint: " + ". ".join(parts)
+    what = "of another optimizer" if foreign else "of another version"
+    return f"a checkpoint {what} was loaded into {type(optimizer).__name__}: " + ". ".join(parts)

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch.optim.optimizer import ParamsT
 
 from tam.kernels import torque
 from tam.kernels.arithmetic import Arithmetic
@@ -26,6 +27,10 @@ class TorqueOptimizer(Base):
     _grad_norm: Tensor | None = None  # |g| of the last step; the step writes it in place
     _fused: Fused | None = None  # the tables of the fused step
 
+    def __init__(self, params: ParamsT, defaults: dict[str, Any]) -> None:
+        super().__init__(params, defaults)
+        self._captured: list[Any] = []  # what CUDA graphs that captured a step will read
+
     @property
     def rule(self) -> torque.Rule:
         """The options that are one value for the whole optimizer, as they stand now."""
@@ -42,28 +47,39 @@ class TorqueOptimizer(Base):
     # ------------------------------------------------------------------ the fused way
 
     def take_step(self) -> None:
-        if self._may_fuse() and self._fused is not None and not self._fused.fits(self):
-            self._fused = None
-        if not self.wants_fused():
-            if getattr(self, "found_inf", None) is not None:
-                raise RuntimeError("GradScaler left the unscaling to a fused step, but the step is not fused")
+        if not self._may_fuse():
             super().take_step()
             return
-        if self._fused is None:
-            self.check_step()
-            if not any(self.gather()[0]):
-                return
+        if self._fused is not None and self._fused.fits(self) and self._fused.step(self, self._norm()):
+            return
+        self._fused = None
+        if not self.wants_fused():
+            super().take_step()
+            return
+        self.check_step()
+        if any(self.gather()[0]):
+            self._rehome()
             self._fused = Fused(self)
-            self._fused.fits(self)
-        assert self._grad_norm is not None
-        self._fused = self._fused.step(self, self._grad_norm)
+            self._fused.step(self, self._norm())
+
+    def _norm(self) -> Tensor:
+        assert self._grad_norm is not None  # made with the first state
+        return self._grad_norm
+
+    def _rehome(self) -> None:
+        """Brings s and |g| to where the parameters are now, and to their dtype."""
+        params = [p for group in self.param_groups for p in group["params"]]
+        self._share({p: self.state[p]["alignment"] for p in params if self.state.get(p)})
+        fresh = self._new_grad_norm()
+        if self._grad_norm is None or self._grad_norm.device != fresh.device:
+            self._grad_norm = fresh
 
     def _may_fuse(self) -> bool:
         """Whether the options allow the fused step."""
         group = self.param_groups[0]
-        if torch.compiler.is_compiling() or group["differentiable"] or group["foreach"] is not None:
+        if torch.compiler.is_compiling() or group["differentiable"] or group["fused"] is False:
             return False
-        return group["fused"] is not False
+        return group["fused"] is True or group["foreach"] is None
 
     def wants_fused(self) -> bool:
         """Whether the step is the fused one; an error where it must be and cannot."""
@@ -71,7 +87,8 @@ class TorqueOptimizer(Base):
             return False
         if self._fused is not None:
             return True
-        reason = obstacle([p for group in self.param_groups for p in group["params"]])
+        params = [p for group in self.param_groups for p in group["params"]]
+        reason = obstacle([p for p in params if p.requires_grad or p.grad is not None])
         if reason is not None and self.param_groups[0]["fused"]:
             raise RuntimeError(f"fused=True cannot be done: {reason}")
         return reason is None
@@ -148,6 +165,7 @@ class TorqueOptimizer(Base):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         super().add_param_group(param_group)
+        self._fused = None
         params = [p for group in self.param_groups for p in group["params"]]
         known = {p: self.state[p]["alignment"] for p in params if "alignment" in self.state.get(p, {})}
         if known:  # the dtype of a segment's s depends on its parameters' dtypes
@@ -197,7 +215,7 @@ class TorqueOptimizer(Base):
     # ------------------------------------------------------------------ checkpoints
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_grad_norm": self._grad_norm}
+        return {**super().__getstate__(), "_grad_norm": self._grad_norm, "_captured": []}
 
     def check_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         saved = self._saved_alignment(checkpoint)
@@ -217,6 +235,7 @@ class TorqueOptimizer(Base):
 
     def loaded(self, checkpoint: dict[str, Any]) -> None:
         super().loaded(checkpoint)
+        self._fused = None
         self._share(self._saved_alignment(checkpoint))
 
     def _saved_alignment(self, checkpoint: dict[str, Any]) -> dict[Tensor, Tensor]:
