@@ -48,31 +48,47 @@ class TorqueOptimizer(Base):
 
     def take_step(self) -> None:
         if not self._may_fuse():
-            super().take_step()
+            self._take_torchs_step()
             return
         if self._fused is not None and self._fused.fits(self) and self._fused.step(self, self._norm()):
             return
         self._fused = None
         if not self.wants_fused():
-            super().take_step()
+            self._take_torchs_step()
             return
         self.check_step()
         if any(self.gather()[0]):
-            self._rehome()
+            self._follow_parameters()
             self._fused = Fused(self)
             self._fused.step(self, self._norm())
+
+    def _take_torchs_step(self) -> None:
+        if not torch.compiler.is_compiling():
+            self._follow_parameters()
+        super().take_step()
 
     def _norm(self) -> Tensor:
         assert self._grad_norm is not None  # made with the first state
         return self._grad_norm
 
-    def _rehome(self) -> None:
-        """Brings s and |g| to where the parameters are now, and to their dtype."""
-        params = [p for group in self.param_groups for p in group["params"]]
-        self._share({p: self.state[p]["alignment"] for p in params if self.state.get(p)})
-        fresh = self._new_grad_norm()
-        if self._grad_norm is None or self._grad_norm.device != fresh.device:
-            self._grad_norm = fresh
+    def _follow_parameters(self) -> None:
+        """Brings state to the devices of parameters that were moved, and s to their dtype."""
+        moved = False
+        for segment in self.segments():
+            members = [p for p in segment if self.state.get(p)]
+            for p in members:
+                state = self.state[p]
+                for key in self.state_keys(self.param_groups[0]):
+                    if key != "step" and state[key].device != p.device:
+                        state[key] = state[key].to(p.device)
+                        moved = True
+            if members:
+                s = self.state[members[0]]["alignment"]
+                moved |= s.device.type != members[0].device.type or s.dtype != _scalar_dtype(segment)
+        if moved:
+            params = [p for group in self.param_groups for p in group["params"]]
+            self._share({p: self.state[p]["alignment"] for p in params if self.state.get(p)})
+            self._grad_norm = None if self._grad_norm is None else self._new_grad_norm()
 
     def _may_fuse(self) -> bool:
         """Whether the options allow the fused step."""
