@@ -274,9 +274,7 @@ def main() -> None:
     lists = arguments.lists or (list(LISTS) if device == "cuda" else list(LISTS)[:3])
     rounds = arguments.rounds or (30 if device == "cuda" else 7)
     bandwidth = copy_bandwidth(device)
-    where = (
-        torch.cuda.get_device_name() if device == "cuda" else f"{platform.processor() or platform.machine()}"
-    )
+    where = torch.cuda.get_device_name() if device == "cuda" else processor()
     results: dict[str, Any] = {
         "hardware": where,
         "threads": torch.get_num_threads(),
@@ -290,9 +288,8 @@ def main() -> None:
         "rounds": rounds,
         "lists": {},
     }
-    print(
-        f"{where}, torch {torch.__version__}, copy {bandwidth / 1e12:.2f} TB/s, {rounds} interleaved rounds"
-    )
+    copy = f"copy {bandwidth / 1e12:.2f} TB/s, " if bandwidth else ""
+    print(f"{where}, torch {torch.__version__}, {copy}{rounds} interleaved rounds")
     for name in lists:
         found = measure(LISTS[name], device, rounds, set(arguments.only))
         report(name, LISTS[name], found, bandwidth, device)

@@ -24,7 +24,7 @@ from tests.helpers import (
     train,
 )
 
-CHUNK = 65536
+CHUNK = 16384
 SIZES = [0, 1, 3, 8, 513, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK + 17]
 
 

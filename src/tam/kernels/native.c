@@ -23,9 +23,8 @@ enum { LR, BETA1, BETA2, EPS, FLOOR, DECAY, SIGN, SMOOTHING, MAX_NORM, OPTIONS }
 enum { FLOAT32, BFLOAT16, FLOAT16, FLOAT64 };
 enum { ADAPTIVE = 1, DECOUPLED = 2, EMA = 4, CORRECT = 8, CLIP = 16, ONE_BY_ONE = 32 };
 
-#define CHUNK 65536 /* elements of a unit of work; a tensor up to this size is one thread's */
-#define STREAMS 8   /* stretches of a chunk that are read side by side: one alone leaves memory idle */
-#define INNER 512   /* elements of each that are added in the kind's own precision, then in float64 */
+#define CHUNK 16384 /* elements of a unit of work; a tensor up to this size is one thread's */
+#define INNER 512   /* elements added in the kind's own precision before float64 takes over */
 
 /* The coefficients of one tensor's update. */
 typedef struct {

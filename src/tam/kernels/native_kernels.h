@@ -7,29 +7,20 @@ TARGET static void JOIN(measure, KIND_NAME, ISA)(const void *m_, const void *g_,
                                                  double *sums) {
     const STORED *restrict m = m_, *restrict g = g_;
     const REAL scale = (REAL)scale_;
-    const int64_t stretch = n / STREAMS;
     sums[0] = sums[1] = sums[2] = 0;
-    for (int64_t i = 0; i < stretch; i += INNER) {
-        int64_t end = i + INNER < stretch ? i + INNER : stretch;
+    for (int64_t i = 0; i < n; i += INNER) {
+        int64_t end = i + INNER < n ? i + INNER : n;
         REAL mg = 0, mm = 0, gg = 0;
 #pragma omp simd reduction(+ : mg, mm, gg)
         for (int64_t j = i; j < end; j++) {
-            for (int64_t k = 0; k < STREAMS; k++) {
-                REAL x = GET(m[j + k * stretch]), y = GET(g[j + k * stretch]) * scale;
-                mg = FMA(x, y, mg);
-                mm = FMA(x, x, mm);
-                gg = FMA(y, y, gg);
-            }
+            REAL x = GET(m[j]), y = GET(g[j]) * scale;
+            mg = FMA(x, y, mg);
+            mm = FMA(x, x, mm);
+            gg = FMA(y, y, gg);
         }
         sums[0] += mg;
         sums[1] += mm;
         sums[2] += gg;
-    }
-    for (int64_t j = stretch * STREAMS; j < n; j++) {
-        REAL x = GET(m[j]), y = GET(g[j]) * scale;
-        sums[0] += x * y;
-        sums[1] += x * x;
-        sums[2] += y * y;
     }
 }
 
