@@ -501,7 +501,8 @@ def test_a_lazily_conjugated_parameter_moves(cls: type, torch_way: dict[str, Any
 
 def test_numbers_of_numpy_are_numbers(cls: type) -> None:
     np = pytest.importorskip("numpy")
-    cls(parameters([(3,)]), lr=np.float32(0.1))
+    optimizer = train(cls(parameters([(3,)]), lr=np.float32(0.1)), 1)
+    assert optimizer.param_groups[0]["lr"] == np.float32(0.1)
 
 
 def test_empty_groups_are_accepted(cls: type) -> None:
