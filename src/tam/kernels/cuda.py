@@ -1,4 +1,4 @@
-"""The fused step on CUDA: tables on the device, the list of items, and the launch."""
+"""The fused step on CUDA: tables on the device, and the launches."""
 
 from __future__ import annotations
 

@@ -195,6 +195,7 @@ class Fused:
             with self.backend.own_tables():
                 self._set_gradients(grads, copies)
                 self._set_options(optimizer)
+                self._set_device_rates(optimizer)
                 self.backend.run(norm, scale, inf)
             # A graph's replay reads all of this.
             optimizer._captured.append((self, copies))
@@ -205,9 +206,10 @@ class Fused:
                 self._set_gradients(grads, copies)
                 self.gradients, self.copied = gradients, bool(copies)
             options = [*map(_own_options, optimizer.param_groups)]
-            if options != self.options or any(option[0] is None for option in options):
+            if options != self.options:
                 self._set_options(optimizer)
                 self.options = options
+            self._set_device_rates(optimizer)
             self.backend.run(norm, scale, inf)
         moved = [p for p, g in zip(self.params, grads, strict=True) if g is not None]
         torch.autograd.graph.increment_version(moved)  # as an operation of torch would
@@ -216,6 +218,9 @@ class Fused:
     def _set_options(self, optimizer: TorqueOptimizer) -> None:
         table = [_options(group, self.rule) for group in optimizer.param_groups]
         self.backend.new_options(torch.tensor(table, dtype=torch.float64))
+
+    def _set_device_rates(self, optimizer: TorqueOptimizer) -> None:
+        """An lr that is a tensor on the device is read at each step, and stays there."""
         for i, group in enumerate(optimizer.param_groups):
             if _on_device(group["lr"]):
                 self.backend.set_lr(i, group["lr"])

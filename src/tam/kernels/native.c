@@ -20,7 +20,6 @@ static int omp_get_num_threads(void) { return 1; }
 enum { THETA, MOMENTUM, SECOND, STEP, NUMEL, SEGMENT, GROUP, KIND };
 enum { FIRST, COUNT, ALIGNMENT, WIDE };
 enum { LR, BETA1, BETA2, EPS, FLOOR, DECAY, SIGN, SMOOTHING, MAX_NORM, OPTIONS };
-enum { FLOAT32, BFLOAT16, FLOAT16, FLOAT64 };
 enum { ADAPTIVE = 1, DECOUPLED = 2, EMA = 4, CORRECT = 8, CLIP = 16, ONE_BY_ONE = 32 };
 
 #define CHUNK 16384 /* elements of a unit of work; a tensor up to this size is one thread's */
