@@ -155,6 +155,28 @@ def test_a_float64_alignment_becomes_float32_with_its_parameters() -> None:
     assert float(optimizer.alignment) == pytest.approx(0.9 * before, rel=1e-5)
 
 
+def test_an_lr_on_the_device_is_read_at_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fused, "_on_device", lambda lr: isinstance(lr, torch.Tensor))  # as on a GPU
+    uploads: list[int] = []
+    upload = cuda.Cuda.new_options
+    monkeypatch.setattr(cuda.Cuda, "new_options", lambda self, x: (uploads.append(1), upload(self, x))[1])
+    params = parameters(SHAPES)
+    rates = [torch.tensor(0.01), torch.tensor([0.02], dtype=torch.float64)]
+    groups = [{"params": params[:4], "lr": rates[0]}, {"params": params[4:], "lr": rates[1]}]
+    a = tam.AdaTAMW(groups, weight_decay=0.1, fused=True)
+    twins = parameters(SHAPES)
+    b = tam.AdaTAMW([{"params": twins[:4]}, {"params": twins[4:]}], weight_decay=0.1, foreach=False)
+    for step in range(4):
+        for group, rate in zip(b.param_groups, rates, strict=True):
+            rate.mul_(0.5)
+            group["lr"] = float(rate)
+        train(a, 1, start=step)
+        train(b, 1, start=step)
+    for p, q in zip(params, twins, strict=True):
+        assert_close(p, q, 2e-5, scale=1e-3)
+    assert len(uploads) == 1
+
+
 def test_many_segments_settle_in_one_launch() -> None:
     optimizer = tam.TAM(parameters([(2,)] * 30), scope="tensor", smoothing=0.5, fused=True)
     reference = reference_of(optimizer)
