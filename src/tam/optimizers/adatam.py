@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
+import torch
 from torch import Tensor
-from torch.optim.optimizer import ParamsT
+from torch.optim.optimizer import Optimizer, ParamsT
 
 from tam.kernels import torque
 from tam.optimizers.torque import TorqueOptimizer
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class AdaTAM(TorqueOptimizer):
@@ -85,6 +89,17 @@ class AdaTAM(TorqueOptimizer):
             "differentiable": differentiable,
         }
         super().__init__(params, options)
+
+    @classmethod
+    def from_adam(cls, optimizer: Optimizer, **options: Any) -> Self:
+        """This optimizer in place of torch's Adam or AdamW; `tam.handover` says how."""
+        from tam.hand_over import handover  # it knows all the optimizers, so it cannot be imported above
+
+        if not isinstance(optimizer, (torch.optim.Adam, torch.optim.AdamW)):
+            raise TypeError(
+                f"from_adam takes torch's Adam or AdamW, not {type(optimizer).__name__}: use tam.handover"
+            )
+        return cast("Self", handover(optimizer, cls, **options))
 
     def state_keys(self, group: dict[str, Any]) -> tuple[str, ...]:
         return ("step", "exp_avg", "exp_avg_sq")

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
+import torch
 from torch import Tensor
-from torch.optim.optimizer import ParamsT
+from torch.optim.optimizer import Optimizer, ParamsT
 
 from tam.kernels import torque
 from tam.optimizers.torque import TorqueOptimizer
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 
 class TAM(TorqueOptimizer):
@@ -80,6 +84,15 @@ class TAM(TorqueOptimizer):
             "differentiable": differentiable,
         }
         super().__init__(params, options)
+
+    @classmethod
+    def from_sgd(cls, optimizer: Optimizer, **options: Any) -> Self:
+        """This optimizer in place of torch's SGD; `tam.handover` says how."""
+        from tam.hand_over import handover  # it knows all the optimizers, so it cannot be imported above
+
+        if not isinstance(optimizer, torch.optim.SGD):
+            raise TypeError(f"from_sgd takes torch's SGD, not {type(optimizer).__name__}: use tam.handover")
+        return cast("Self", handover(optimizer, cls, **options))
 
     def state_keys(self, group: dict[str, Any]) -> tuple[str, ...]:
         return ("momentum_buffer",)

@@ -1,0 +1,390 @@
+"""Another optimizer on the same parameters, which goes on where the first one stopped.
+
+`plan` decides everything from options alone and touches nothing; `carry` moves the buffers. Nothing is
+read from the device.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import SGD, Adam, AdamW, Optimizer
+
+from tam.optimizers import AdaTAM
+from tam.optimizers.checkpoint import REFUSED
+from tam.optimizers.torque import TorqueOptimizer
+from tam.transfer import check_alignment, family, gain
+
+BUFFERS = ("keep", "rescale", "fresh")
+_CARRIED = ("momentum_buffer", "exp_avg", "exp_avg_sq", "step")
+# What schedulers put into a group beside lr, in units of lr.
+_RATES = ("initial_lr", "max_lr", "min_lr")
+_WHY_REFUSED = {
+    "nesterov": "its step is not the momentum",
+    "dampening": "it weighs gradients otherwise",
+    "amsgrad": "its denominator is a maximum over the run",
+}
+
+
+def handover(
+    optimizer: Optimizer,
+    to: type[Optimizer],
+    *,
+    buffers: str | None = None,
+    lr: float | Tensor | None = None,
+    alignment: float = 0.0,
+    verbose: bool = False,
+    **options: Any,
+) -> Optimizer:
+    """An optimizer of class `to` on the same parameters, with the first one's groups and buffers.
+
+    lr, and with it decoupled weight decay, is transferred so that the effective learning rate stays:
+    lr / (1 - momentum) for SGD, lr (1 + s*) / (2 (1 - momentum)) for TAM, lr for Adam(W),
+    lr (1 + s*) / (2 (1 - beta1)) for AdaTAM(W) (lr with `ema=True`). The first optimizer stays as it
+    is; drop it to free its buffers.
+
+    Args:
+        optimizer: torch's SGD, Adam or AdamW, or TAM, AdaTAM, AdaTAMW
+        to: the class to change to
+        buffers: "keep" the momentum as it is (the paper's warm-up, and the default between SGD and TAM;
+            the first steps after SGD are larger, those after TAM smaller), "rescale" it so that the step
+            continues (the default between Adam(W) and AdaTAM(W), with Adam's bias corrections folded
+            in), or start "fresh" (the default, and all there is, between optimizers that share nothing)
+        lr: the lr of all groups, instead of the transferred one; needed where there is no rule
+        alignment: s*, the alignment TAM or AdaTAM is taken to have or starts with
+        verbose: print what `explain_handover` prints
+        options: of the new optimizer, before those carried over
+
+    Where Adam has not taken a step yet there is no correction to fold in, and AdaTAM(W) gets
+    `bias_correction=True` unless it is given.
+    """
+    planned = plan(optimizer, to, buffers=buffers, lr=lr, alignment=alignment, options=options)
+    if verbose:
+        print(planned)
+    new = planned.build()
+    carry(optimizer, new, planned.buffers, alignment=alignment)
+    return new
+
+
+def explain_handover(
+    optimizer: Optimizer,
+    to: type[Optimizer],
+    *,
+    buffers: str | None = None,
+    lr: float | Tensor | None = None,
+    alignment: float = 0.0,
+    **options: Any,
+) -> None:
+    """Prints what `handover` would do, and why; nothing is changed."""
+    print(plan(optimizer, to, buffers=buffers, lr=lr, alignment=alignment, options=options))
+
+
+# ---------------------------------------------------------------------- the plan
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A hand-over, decided and not yet done. `str` explains it."""
+
+    source: Optimizer
+    to: type[Optimizer]
+    buffers: str
+    alignment: float
+    options: dict[str, Any]  # of the new optimizer
+    groups: list[dict[str, Any]]  # with parameters and all options carried over
+    ratios: list[float | None]  # new lr / old lr; None where lr was given
+    notes: list[str]
+
+    def build(self) -> Optimizer:
+        """The new optimizer, without state."""
+        return self.to(self.groups, **self.options)
+
+    def __str__(self) -> str:
+        return "\n".join([*_describe(self)])
+
+
+def plan(
+    optimizer: Optimizer,
+    to: type[Optimizer],
+    *,
+    buffers: str | None = None,
+    lr: float | Tensor | None = None,
+    alignment: float = 0.0,
+    options: dict[str, Any],
+) -> Plan:
+    """Decides a hand-over; raises where there is no rule for it."""
+    if not isinstance(optimizer, Optimizer):
+        raise TypeError(f"optimizer must be a torch.optim.Optimizer, not {optimizer!r}")
+    if not (isinstance(to, type) and issubclass(to, Optimizer)):
+        raise TypeError(f"to must be an optimizer class, not {to!r}")
+    check_alignment(alignment)
+    source = type(optimizer)
+    buffers = choose_buffers(source, to, buffers)
+    ruled = shares(source, to)
+    if not ruled and lr is None:
+        raise ValueError(f"no rule gives the lr of {to.__name__} from that of {source.__name__}: give lr=")
+    notes = []
+    if "bias_correction" not in options and _starts_cold(optimizer, to):
+        options = {**options, "bias_correction": True}
+        notes.append("bias_correction=True: Adam has not stepped, so there is no correction to fold in")
+    for name in _device_count(optimizer, to, options):
+        options = {**options, name: True}
+        notes.append(f"{name}=True: the step count stays on the device, so that nothing waits for it")
+    known = _parameters(to)
+    _check_known(to, options, known)
+    groups: list[dict[str, Any]] = []
+    ratios: list[float | None] = []
+    for i, group in enumerate(optimizer.param_groups):
+        new = {k: v for k, v in group.items() if k in known and k not in options}
+        new |= {k: v for k, v in group.items() if k not in optimizer.defaults and k not in known}
+        view = {**_defaults(to), **new, **options}
+        if ruled and (lr is None or buffers != "fresh"):
+            _refuse(i, source, group)
+            _refuse(i, to, view)
+        factor = gain(source, group, alignment) / gain(to, view, alignment) if ruled else 1.0
+        new["lr"] = group["lr"] * factor if lr is None else lr
+        if lr is None:
+            new |= {k: group[k] * factor for k in _RATES if k in group}
+        if "weight_decay" not in options and "weight_decay" in known:
+            new["weight_decay"] = _decay(i, source, to, group, view, factor)
+        names = new.pop("param_names", None)
+        new["params"] = list(zip(names, group["params"], strict=True)) if names else list(group["params"])
+        groups.append(new)
+        ratios.append(factor if lr is None else None)
+    shared = {k: groups[0][k] for k in known if k in groups[0]}  # a group added later has these
+    return Plan(optimizer, to, buffers, alignment, {**shared, **options}, groups, ratios, notes)
+
+
+def shares(source: type[Optimizer], to: type[Optimizer]) -> bool:
+    """Whether there is a rule from one to the other."""
+    return family(source) is not None and family(source) == family(to)
+
+
+def choose_buffers(source: type[Optimizer], to: type[Optimizer], buffers: str | None) -> str:
+    """What happens to the buffers, where None leaves the choice to us."""
+    if buffers is not None and buffers not in BUFFERS:
+        raise ValueError(f"buffers={buffers!r}: must be one of {', '.join(map(repr, BUFFERS))}")
+    if not shares(source, to):
+        if buffers in ("keep", "rescale"):
+            raise ValueError(
+                f"buffers={buffers!r}: {source.__name__} and {to.__name__} share no buffers; "
+                "the new optimizer starts fresh"
+            )
+        return "fresh"
+    return buffers or ("keep" if family(source) == "sgd" else "rescale")
+
+
+def decoupled(cls: type[Optimizer], group: dict[str, Any]) -> bool:
+    """Whether weight decay is outside the gradient."""
+    own = getattr(cls, "decoupled", issubclass(cls, AdamW))
+    return bool(own or group.get("decoupled_weight_decay", False))
+
+
+def _decay(
+    i: int,
+    source: type[Optimizer],
+    to: type[Optimizer],
+    group: dict[str, Any],
+    view: dict[str, Any],
+    factor: float,
+) -> Any:
+    """The weight decay of group i: a decoupled one decays by lr times lambda, so it goes against lr."""
+    decay = group.get("weight_decay", 0.0)
+    before, after = decoupled(source, group), decoupled(to, view)
+    if before != after and decay != 0:
+        kinds = {True: "decoupled", False: "coupled (part of the gradient)"}
+        raise ValueError(
+            f"group {i}: weight_decay={decay!r} is {kinds[before]} in {source.__name__} and {kinds[after]} "
+            f"in {to.__name__}, and no rule leads from one to the other: give weight_decay="
+        )
+    return decay / factor if before and after else decay
+
+
+def _refuse(i: int, cls: type[Optimizer], group: dict[str, Any]) -> None:
+    for name, harmless in REFUSED.items():
+        if group.get(name, harmless) != harmless:
+            raise ValueError(
+                f"group {i}: {cls.__name__} has {name}={group[name]!r}, for which there is no rule: "
+                f"{_WHY_REFUSED[name]}. Hand over with {name}={harmless!r}, or give lr= and buffers='fresh'"
+            )
+
+
+def _starts_cold(optimizer: Optimizer, to: type[Optimizer]) -> bool:
+    return (
+        isinstance(optimizer, (Adam, AdamW)) and issubclass(to, AdaTAM) and not any(optimizer.state.values())
+    )
+
+
+def _device_count(optimizer: Optimizer, to: type[Optimizer], options: dict[str, Any]) -> list[str]:
+    """The option torch's Adam needs to keep its step count on an accelerator, where it lies there."""
+    if not issubclass(to, (Adam, AdamW)) or any(options.get(k) for k in ("fused", "capturable")):
+        return []
+    group = optimizer.param_groups[0]
+    if group.get("fused") or group.get("capturable") or "foreach" in options:
+        return []
+    params = [p for group in optimizer.param_groups for p in group["params"]]
+    steps = [optimizer.state[p]["step"] for p in params if "step" in optimizer.state.get(p, {})]
+    if all(step.device.type == "cpu" for step in steps) or not shares(type(optimizer), to):
+        return []
+    return ["fused"] if all(p.is_cuda and p.is_floating_point() for p in params) else ["capturable"]
+
+
+def _parameters(cls: type[Optimizer]) -> list[str]:
+    """The options the class takes."""
+    return [name for name in inspect.signature(cls).parameters if name != "params"]
+
+
+def _defaults(cls: type[Optimizer]) -> dict[str, Any]:
+    empty = inspect.Parameter.empty
+    return {k: v.default for k, v in inspect.signature(cls).parameters.items() if v.default is not empty}
+
+
+def _check_known(to: type[Optimizer], options: dict[str, Any], known: list[str]) -> None:
+    unknown = [name for name in options if name not in known]
+    if unknown:
+        raise TypeError(f"{to.__name__} has no option {unknown[0]!r}; it has {', '.join(known)}")
+
+
+def _describe(plan: Plan) -> Iterator[str]:
+    """The lines of an explanation."""
+    source, to = type(plan.source), plan.to
+    yield f"{source.__name__} -> {to.__name__}"
+    for i, (old, new) in enumerate(zip(plan.source.param_groups, plan.groups, strict=True)):
+        view = {**_defaults(to), **new, **plan.options}
+        yield f"  group {i}, {len(new['params'])} parameters"
+        ratio = plan.ratios[i]
+        if ratio is None:
+            yield f"    lr {_show(old['lr'])} -> {_show(new['lr'])}: as given"
+        else:
+            before, after = gain(source, old, plan.alignment), gain(to, view, plan.alignment)
+            stays = f"{before:.6g} lr before, {after:.6g} lr after, with s* = {plan.alignment:g}"
+            yield f"    lr {_show(old['lr'])} -> {_show(new['lr'])}: times {ratio:.6g}"
+            yield f"      so that the effective lr stays: {stays}"
+        yield from _describe_options(to, old, view)
+    yield f"  buffers: {_about_buffers(plan)}"
+    if issubclass(to, TorqueOptimizer):
+        same = isinstance(plan.source, TorqueOptimizer) and plan.buffers != "fresh"
+        yield f"  alignment: {'carried' if same else f'starts at {plan.alignment:g}'}"
+    yield from (f"  {note}" for note in plan.notes)
+
+
+def _describe_options(to: type[Optimizer], old: dict[str, Any], new: dict[str, Any]) -> Iterator[str]:
+    """What becomes of a group's options, but for lr and those that say how the step is computed."""
+    unsaid = {"params", "param_names", "lr", "foreach", "fused", "capturable", "differentiable", "maximize"}
+    unsaid |= {"decoupled_weight_decay", *REFUSED}
+    for name in sorted(set(old) - unsaid):
+        if name not in new:
+            yield f"    {name} {_show(old[name])}: dropped, {to.__name__} has none"
+        elif old[name] == new[name]:
+            yield f"    {name} {_show(old[name])}: carried"
+        else:
+            why = "decay is lr times weight_decay, and stays" if name == "weight_decay" else "as given"
+            why = "goes with lr" if name in _RATES else why
+            yield f"    {name} {_show(old[name])} -> {_show(new[name])}: {why}"
+    own = [f"{name}={_show(new[name])}" for name in new if name not in {*old, *unsaid}]
+    if own:
+        yield f"    {to.__name__}'s own: {', '.join(own)}"
+
+
+def _about_buffers(plan: Plan) -> str:
+    count = sum(1 for state in plan.source.state.values() if any(v is not None for v in state.values()))
+    if plan.buffers == "fresh":
+        return f"fresh; those of {count} parameters are left behind"
+    views = [{**_defaults(plan.to), **new, **plan.options} for new in plan.groups]
+    factors = [
+        gain(plan.to, view, plan.alignment) / gain(type(plan.source), old, plan.alignment)
+        for old, view in zip(plan.source.param_groups, views, strict=True)
+    ]
+    if plan.buffers == "keep":
+        text = f"kept as they are, for {count} parameters"
+        if family(plan.to) == "adam" or None in plan.ratios:
+            return text
+        # m was settled under the old weights: beta m + w g, in units of the settled momentum to come
+        steps = [v["momentum"] / f + (1 - v["momentum"]) for f, v in zip(factors, views, strict=True)]
+        return f"{text}; for a steady gradient the first step is {_list(steps)} of the one before"
+    text = f"rescaled, for {count} parameters: momentum times {_list(factors)}"
+    corrections = ", bias corrections folded in" if family(plan.to) == "adam" else ""
+    return f"{text}{corrections}, so that the step continues"
+
+
+def _list(numbers: list[float]) -> str:
+    return ", ".join(f"{x:.4g}" for x in sorted(set(numbers)))
+
+
+def _show(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else repr(value)
+
+
+# ---------------------------------------------------------------------- the buffers
+
+
+def carry(
+    source: Optimizer, target: Optimizer, buffers: str, *, alignment: float = 0.0, release: bool = False
+) -> None:
+    """Gives `target`, on the same parameters, the state of `source`.
+
+    With `release` the tensors themselves change hands, and `source` is left without state.
+    """
+    aligned: dict[Tensor, Tensor] = {}
+    for old, new in zip(source.param_groups, target.param_groups, strict=True):
+        for p in new["params"]:
+            state = source.state.get(p, {})
+            kept = buffers != "fresh" and any(value is not None for value in state.values())
+            if kept and not (isinstance(target, SGD) and new["momentum"] == 0):  # that one keeps none
+                own = {k: x if release else x.clone() for k, x in state.items() if k in _CARRIED}
+                if buffers == "rescale":
+                    _rescale(source, target, old, new, own, alignment)
+                if "step" in own and isinstance(target, (Adam, AdamW)):
+                    own["step"] = own["step"].to(p.device if new["capturable"] or new["fused"] else "cpu")
+                target.state[p] = own
+                aligned[p] = torch.full((), alignment, dtype=torch.float64, device=p.device)
+                if isinstance(source, TorqueOptimizer) and _same_scope(source, target):
+                    aligned[p] = state["alignment"]
+            if release:
+                source.state.pop(p, None)
+    if isinstance(target, TorqueOptimizer):
+        target._share(aligned)
+
+
+def _same_scope(a: Optimizer, b: Optimizer) -> bool:
+    return bool(a.param_groups[0].get("scope") == b.param_groups[0].get("scope"))
+
+
+def _rescale(
+    source: Optimizer,
+    target: Optimizer,
+    old: dict[str, Any],
+    new: dict[str, Any],
+    state: dict[str, Tensor],
+    alignment: float,
+) -> None:
+    """Brings m, and Adam's v, to what the target would have where the source's step is the same."""
+    factor = gain(type(target), new, alignment) / gain(type(source), old, alignment)
+    if "momentum_buffer" in state:
+        state["momentum_buffer"].mul_(factor)
+        return
+    # What the source divides by goes in, what the target will divide by comes out.
+    before, after = (_corrections(o, g, state["step"]) for o, g in ((source, old), (target, new)))
+    state["exp_avg"].mul_(factor * after[0] / before[0])
+    state["exp_avg_sq"].mul_(after[1] / before[1])
+
+
+def _corrections(optimizer: Optimizer, group: dict[str, Any], step: Tensor) -> tuple[Any, Any]:
+    """What the optimizer divides m and v by at this step count: 1 - beta^t, or 1."""
+    beta1, beta2 = group["betas"]
+    if isinstance(optimizer, AdaTAM):
+        return 1.0, _correction(beta2, step) if group["bias_correction"] else 1.0
+    return _correction(beta1, step), _correction(beta2, step)
+
+
+def _correction(beta: float, step: Tensor) -> Any:
+    """A number where the count lies on the CPU, else a tensor: no step waits for the device."""
+    if step.device.type == "cpu":
+        return 1 - beta ** float(step) if step > 0 else 1.0
+    wide = step if step.device.type == "mps" else step.double()
+    return torch.where(step > 0, 1 - beta**wide, 1.0)  # no step yet: m and v are 0

@@ -1,0 +1,259 @@
+"""An optimizer that hands over to another one by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, overload
+
+from torch import Tensor
+from torch._compile import _disable_dynamo
+from torch.optim import Optimizer
+
+from tam.hand_over import Plan, carry, choose_buffers, plan
+
+Factory = Callable[[list[dict[str, Any]]], Optimizer]
+
+STEPS, TAKEN, RATIO = "warmup_steps", "warmup_step", "warmup_ratio"  # kept in every group
+_AMP = ("grad_scale", "found_inf")  # where GradScaler leaves unscaling to the step
+
+
+class Warmup(Optimizer):
+    """`first` for a number of steps, then another optimizer on the same parameters.
+
+    The paper's warm-up: `Warmup(tam.TAM(params, lr=0.2), torch.optim.SGD, steps)`.
+
+    There is one list `param_groups`, and `group["lr"]` always belongs to the scheduler: after the switch the
+    second optimizer uses it times a fixed ratio, `group["warmup_ratio"]`. All other options in a group are
+    those of the optimizer at work. Steps are counted as calls of `step`, one that GradScaler skips inside a
+    fused step included, since the host does not know of it.
+
+    Args:
+        first: the optimizer to begin with; leave its steps to this one
+        then: a class, whose options are carried over as by `handover`; or a function that makes the second
+            optimizer from a list of groups, for other options, or where there is no rule for lr:
+            `lambda groups: torch.optim.Adam(groups, lr=1e-3)`
+        steps: how many steps `first` takes
+        buffers: "keep", "rescale" or "fresh", as for `handover`
+    """
+
+    def __init__(
+        self, first: Optimizer, then: type[Optimizer] | Factory, steps: int, *, buffers: str | None = None
+    ) -> None:
+        if not isinstance(first, Optimizer) or isinstance(first, Warmup):
+            raise TypeError(f"first must be an optimizer, and no Warmup, not {first!r}")
+        if not callable(then):
+            raise TypeError(f"then must be an optimizer class or a function that makes one, not {then!r}")
+        if isinstance(steps, bool) or not isinstance(steps, int) or steps <= 0:
+            raise ValueError(f"steps={steps!r}: must be a whole number > 0")
+        super().__init__(first.param_groups, first.defaults)
+        self.first, self.then, self.buffers = first, then, buffers
+        self._second: Optimizer | None = None
+        self.param_groups, self.state = first.param_groups, first.state
+        # Made once now, so that what cannot be done is known before the training begins.
+        second = self._make_second()
+        choose_buffers(type(first), type(second), buffers)
+        self._kinds = [_kind(first), _kind(second)]
+        for group, ratio in zip(first.param_groups, self._ratios(second), strict=True):
+            group |= {STEPS: steps, TAKEN: 0, RATIO: ratio}
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """The optimizer that takes the next step."""
+        return self.first if self._second is None else self._second
+
+    @property
+    def switched(self) -> bool:
+        """Whether the second optimizer is at work."""
+        return self._second is not None
+
+    # ------------------------------------------------------------------ the step
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+
+    # The count is no business of a graph; the optimizers' own steps are.
+    # (torch.compiler.disable would import the compiler with this module.)
+    @_disable_dynamo(recursive=False)
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """One step of the optimizer at work; after the last one of the first, the hand-over."""
+        self._check_cycled()
+        active = self.optimizer
+        if self._second is not None:
+            self._lend(self._second)
+        for name in _AMP:
+            if hasattr(self, name):
+                setattr(active, name, getattr(self, name))
+        try:
+            loss: float | None = active.step(closure)
+        finally:
+            for name in _AMP:
+                if hasattr(self, name):
+                    delattr(active, name)
+        for group in self.param_groups:
+            group[TAKEN] += 1
+        # Now and not before the next step: GradScaler asks beforehand what the step can do.
+        if self._second is None and self.param_groups[0][TAKEN] >= self.param_groups[0][STEPS]:
+            self._switch()
+        return loss
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        return bool(getattr(self.optimizer, "_step_supports_amp_scaling", False))
+
+    def _lend(self, second: Optimizer) -> None:
+        """The options as they stand in our groups, lr times the ratio."""
+        for ours, group in zip(self.param_groups, second.param_groups, strict=True):
+            group |= {k: ours[k] for k in second.defaults if k != "lr"}
+            if isinstance(ours["lr"], Tensor):
+                if not isinstance(group["lr"], Tensor) or group["lr"] is ours["lr"]:
+                    group["lr"] = ours["lr"].clone()
+                group["lr"].copy_(ours["lr"] * ours[RATIO])  # in place: a compiled step knows the tensor
+            else:
+                group["lr"] = ours["lr"] * ours[RATIO]
+
+    def _check_cycled(self) -> None:
+        """Refuses a scheduler that writes a momentum which one of the two optimizers does not have."""
+        ours, other = self._kinds if self._second is None else reversed(self._kinds)
+        if ours == other:
+            return
+        for i, group in enumerate(self.param_groups):
+            if "max_momentum" in group or (self._second is not None and other in group):
+                raise RuntimeError(
+                    f"group {i}: a scheduler cycles the momentum, but the first optimizer has "
+                    f"{self._kinds[0]!r} and the second {self._kinds[1]!r}: make the scheduler with "
+                    "cycle_momentum=False"
+                )
+
+    # ------------------------------------------------------------------ the switch
+
+    def _switch(self) -> None:
+        second = self._make_second()
+        carry(self.first, second, choose_buffers(type(self.first), type(second), self.buffers), release=True)
+        # Our groups stay the same objects, and show the options of the optimizer at work.
+        self.first.param_groups = [dict(group) for group in self.param_groups]
+        for ours, group in zip(self.param_groups, second.param_groups, strict=True):
+            for name in [name for name in self.first.defaults if name not in second.defaults]:
+                ours.pop(name, None)
+            ours |= {k: group[k] for k in second.defaults if k != "lr"}
+        self._work_with(second)
+
+    def _work_with(self, second: Optimizer | None) -> None:
+        """Makes the second optimizer (None: the first) the one at work."""
+        self._second = second
+        self.state = self.optimizer.state
+        self.defaults = {**self.optimizer.defaults, "lr": self.first.defaults["lr"]}
+
+    def _make_second(self) -> Optimizer:
+        """The second optimizer, without state."""
+        if isinstance(self.then, type):
+            return self._plan(self.then).build()
+        second = self.then([_bare(group) for group in self.first.param_groups])
+        if not isinstance(second, Optimizer):
+            raise TypeError(f"then must make an optimizer, but made {second!r}")
+        _check_same_parameters(self.first, second)
+        return second
+
+    def _plan(self, then: type[Optimizer]) -> Plan:
+        try:
+            return plan(self.first, then, buffers=self.buffers, options={})
+        except ValueError as error:
+            hint = f"Or give `then` as a function: lambda groups: {then.__name__}(groups, lr=...)"
+            raise ValueError(f"{error}. {hint}") from None
+
+    def _ratios(self, second: Optimizer) -> list[float]:
+        """The second optimizer's lr by the first one's, for each group."""
+        if isinstance(self.then, type):
+            return [ratio for ratio in self._plan(self.then).ratios if ratio is not None]
+        rates = [(float(a["lr"]), float(b["lr"])) for a, b in _pairs(self.first, second)]
+        for i, (ours, _) in enumerate(rates):
+            if ours == 0:
+                raise ValueError(
+                    f"group {i}: lr is 0, so that the second optimizer's cannot be a multiple of it; "
+                    "make the Warmup before the scheduler"
+                )
+        return [theirs / ours for ours, theirs in rates]
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Adds a group; one added after the switch has the lr ratio of the first group."""
+        if not hasattr(self, "first"):  # torch's __init__ takes over the groups of the first optimizer
+            super().add_param_group(param_group)
+            return
+        taken = {k: self.param_groups[0][k] for k in (STEPS, TAKEN, RATIO)}
+        if self._second is None:
+            self.first.add_param_group(param_group)
+            self.param_groups[-1].update({**taken, RATIO: self._ratios(self._make_second())[-1]})
+            return
+        self.first.add_param_group({"params": param_group["params"]})
+        try:
+            self._second.add_param_group({**self.defaults, **param_group})
+        except Exception:
+            del self.first.param_groups[-1]
+            raise
+        self.param_groups.append({**self._second.param_groups[-1], **taken})
+
+    # ------------------------------------------------------------------ checkpoints
+
+    def __getstate__(self) -> dict[str, Any]:
+        own = ("first", "then", "buffers", "_second", "_kinds")
+        return {**super().__getstate__(), **{name: self.__dict__[name] for name in own}}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Loads a checkpoint of a Warmup, from before or after its switch."""
+        inner: list[Optimizer] = []
+
+        def before(_: Optimizer, checkpoint: dict[str, Any]) -> dict[str, Any]:
+            saved = checkpoint["param_groups"]
+            if not all(key in group for group in saved for key in (STEPS, TAKEN, RATIO)):
+                raise ValueError(
+                    f"this is no checkpoint of a Warmup: its groups have no {STEPS!r}; load one of "
+                    f"{type(self.first).__name__} into the first optimizer before you make the Warmup"
+                )
+            switched = saved[0][TAKEN] >= saved[0][STEPS]
+            inner.append((self._second or self._make_second()) if switched else self.first)
+            inner[-1].load_state_dict(checkpoint)
+            return {**checkpoint, "state": {}}  # the rest is bookkeeping
+
+        def after(_: Optimizer) -> None:
+            second = None if inner[-1] is self.first else inner[-1]
+            if second is None:
+                self.param_groups = self.first.param_groups
+            else:
+                self.first.state.clear()
+                self.param_groups = [dict(group) for group in second.param_groups]
+            self._work_with(second)
+
+        pre = self.register_load_state_dict_pre_hook(before)
+        post = self.register_load_state_dict_post_hook(after, prepend=True)
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            pre.remove()
+            post.remove()
+
+
+def _kind(optimizer: Optimizer) -> str:
+    """What a scheduler that cycles momentum would write."""
+    return "betas" if "betas" in optimizer.defaults else "momentum"
+
+
+def _pairs(a: Optimizer, b: Optimizer) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+    return list(zip(a.param_groups, b.param_groups, strict=True))
+
+
+def _bare(group: dict[str, Any]) -> dict[str, Any]:
+    """A group's parameters without its options."""
+    names = group.get("param_names")
+    return {"params": list(zip(names, group["params"], strict=True) if names else group["params"])}
+
+
+def _check_same_parameters(first: Optimizer, second: Optimizer) -> None:
+    counts = [[len(group["params"]) for group in o.param_groups] for o in (first, second)]
+    if counts[0] != counts[1] or not all(
+        p is q for a, b in _pairs(first, second) for p, q in zip(a["params"], b["params"], strict=True)
+    ):
+        raise ValueError(
+            "the second optimizer must have the groups it is given: the first one has groups of "
+            f"{counts[0]} parameters, the second of {counts[1]}"
+        )
