@@ -18,7 +18,7 @@ demo: $(VENV)/.demo
 
 test: lint types
 	$(BIN)/python -m pytest
-	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/kernels/test_triton.py
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/kernels/test_triton.py tests/recording/test_cuda.py
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check $(CODE)

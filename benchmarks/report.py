@@ -41,12 +41,23 @@ def end_to_end_table(found: dict[str, Any]) -> list[str]:
     return lines
 
 
+def recorder_table(found: dict[str, Any]) -> list[str]:
+    lines = [
+        "| training | without ms | with a recorder ms | ratio | host µs in the step |",
+        "|---|---|---|---|---|",
+    ]
+    for name, row in found["recorder"].items():
+        times = f"{row['without_ms']:.2f} | {row['with_ms']:.2f}"
+        lines.append(f"| {name} | {times} | {row['ratio']:.4f} | {row['host_added_us']:.0f} |")
+    return lines
+
+
 def write() -> str:
     lines = [
         "# Measured speed",
         "",
-        "Made by `benchmarks/report.py` from the JSON files here; `benchmarks/step.py` and",
-        "`benchmarks/bert_large.py` say how the figures were taken. Step: one step on an idle machine,",
+        "Made by `benchmarks/report.py` from the JSON files here; `benchmarks/step.py`, `bert_large.py`",
+        "and `recorder.py` say how the figures were taken. Step: one step on an idle machine,",
         "median of interleaved rounds, host time before the first launch included. Device: the device's",
         "time alone. Ratio: to torch's fused optimizer of the family in the same run (for the last two rows",
         "of a list, to clipping and then fused AdamW). Floor: the bytes that must move over the bandwidth of",
@@ -66,6 +77,8 @@ def write() -> str:
             copy = found["copy_bytes_per_second"]
             lines.append(f"Copy: {copy / 1e9:.0f} GB/s." if copy else f"{found['threads']} threads.")
             lines += step_table(found)
+        elif "recorder" in found:
+            lines += recorder_table(found)
         else:
             lines += end_to_end_table(found)
     return "\n".join(lines) + "\n"

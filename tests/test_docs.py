@@ -23,7 +23,7 @@ def test_the_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_every_part_has_a_page_with_an_example() -> None:
-    parts = ("transfer", "handover", "warmup")
+    parts = ("transfer", "handover", "warmup", "recorder", "landscape", "integrations", "jax")
     for part in parts:
         page = Path(__file__).parent.parent / "docs" / f"{part}.md"
         assert "```python" in page.read_text(encoding="utf-8"), part

@@ -267,6 +267,12 @@ def test_groups_are_carried_with_their_names_and_what_schedulers_and_users_put_t
     assert new.param_groups[2]["weight_decay"] == 1e-3 and new.param_groups[2]["foreach"] is False
 
 
+def test_a_fused_step_is_had_where_it_can_be() -> None:
+    assert tam.AdaTAM.from_adam(make(Adam, fused=True)).param_groups[0]["fused"] is None
+    assert tam.AdaTAM.from_adam(make(Adam, fused=False)).param_groups[0]["fused"] is False
+    assert tam.handover(make(tam.AdaTAM, fused=False), Adam).param_groups[0]["fused"] is False
+
+
 def test_lr_may_be_a_tensor() -> None:
     first = make(SGD, lr=torch.tensor(0.25), foreach=False)
     new = tam.TAM.from_sgd(first)

@@ -1,9 +1,10 @@
 """Torque-aware momentum: TAM, AdaTAM and AdaTAMW for PyTorch."""
 
-from tam import functional, kernels, reference, registry
+from tam import functional, kernels, landscape, reference, registry
 from tam._version import __version__
 from tam.hand_over import explain_handover, handover
 from tam.optimizers import TAM, AdaTAM, AdaTAMW, AngularGrad
+from tam.recording import Recorder
 from tam.transfer import transfer_lr
 from tam.warmup import Warmup
 
@@ -12,12 +13,14 @@ __all__ = [
     "AdaTAM",
     "AdaTAMW",
     "AngularGrad",
+    "Recorder",
     "Warmup",
     "__version__",
     "explain_handover",
     "functional",
     "handover",
     "kernels",
+    "landscape",
     "reference",
     "registry",
     "transfer_lr",

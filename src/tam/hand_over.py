@@ -142,6 +142,8 @@ def plan(
     for i, group in enumerate(optimizer.param_groups):
         new = {k: v for k, v in group.items() if k in known and k not in options}
         new |= {k: v for k, v in group.items() if k not in optimizer.defaults and k not in known}
+        if issubclass(to, TorqueOptimizer) and new.get("fused"):
+            new["fused"] = None  # where it can be: torch's kernels and ours do not take the same tensors
         view = {**_defaults(to), **new, **options}
         if ruled and (lr is None or buffers != "fresh"):
             _refuse(i, source, group)

@@ -128,6 +128,7 @@ class Warmup(Optimizer):
 
     # ------------------------------------------------------------------ the switch
 
+    @_disable_dynamo
     def _switch(self) -> None:
         second = self._make_second()
         carry(self.first, second, choose_buffers(type(self.first), type(second), self.buffers), release=True)

@@ -341,7 +341,8 @@ def test_grad_scale_and_found_inf(cls: type, scaled: bool, bad: float | None) ->
 
 def test_grad_scaler_end_to_end(cls: type) -> None:
     model = torch.nn.Linear(16, 4).cuda()
-    optimizer = cls(model.parameters(), lr=0.01)
+    assert not cls(model.parameters())._step_supports_amp_scaling  # as torch's, where it was not asked for
+    optimizer = cls(model.parameters(), lr=0.01, fused=True)
     assert optimizer._step_supports_amp_scaling
     scaler = torch.amp.GradScaler("cuda", init_scale=2.0**16, growth_interval=1000)
     x, moved = torch.randn(8, 16, device="cuda"), []

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections import deque
+import ctypes
+from array import array
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ CHUNK, SMALL_CHUNK = 32768, 8192  # elements of a program's work
 MANY = 2**26  # elements from which there are large chunks enough for every multiprocessor
 MEASURE, UPDATE = (2048, 4), (1024, 4)  # elements of a block, warps
 
+SLOTS = 32  # steps whose tables can be on their way to the device
 SPARE = 4  # graphs that can be captured without a step in between
 
 # Before 3.3, triton's compiled kernels take their arguments in another way.
@@ -28,42 +30,78 @@ DIRECT = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 3)
 Launch = Callable[..., None]
 
 
-class Cuda:
+class Launcher:
+    """Kernels on one GPU, of which each program takes a chunk of a tensor."""
+
+    def __init__(self, numel: list[int], device: torch.device) -> None:
+        self.device = device
+        self.chunk = CHUNK if sum(numel) >= MANY else SMALL_CHUNK
+        # An empty tensor has one, for its step count.
+        self.counts = [max(1, -(-n // self.chunk)) for n in numel]
+        chunks = [(row, i) for row, count in enumerate(self.counts) for i in range(count)]
+        self.chunks = upload(torch.tensor(chunks, dtype=torch.int32).t().contiguous(), device)
+        self.launches: dict[tuple[Any, ...], Launch] = {}
+
+    def here(self) -> AbstractContextManager[Any]:
+        """Launches and streams are the current device's: it must be this one."""
+        if self.device.type != "cuda" or torch.cuda.current_device() == self.device.index:
+            return nullcontext()
+        return torch.cuda.device(self.device)
+
+    def launch(
+        self, function: Any, shape: tuple[int, int], tensors: tuple[Tensor, ...], numbers: tuple[Any, ...]
+    ) -> None:
+        """Launches the kernel over all chunks.
+
+        Through triton once, which compiles it; from then on as it is, with addresses for tensors:
+        triton's look-up and its checks of pointers take more host time than all of a step's checks.
+        """
+        numbers = (*numbers, self.chunk, min(shape[0], self.chunk))
+        addresses = [*map(Tensor.data_ptr, tensors)]
+        # Triton compiles anew for other numbers and for pointers that are no multiples of 16.
+        key = (function, numbers, *[address % 16 for address in addresses])
+        launch = self.launches.get(key)
+        if launch is not None:
+            launch(*addresses, *numbers)
+            return
+        grid = (self.chunks.shape[1], 1, 1)
+        # Without contraction: see triton.py.
+        compiled = function[grid](*tensors, *numbers, num_warps=shape[1], enable_fp_fusion=False)
+        if compiled is not None and DIRECT:  # None: triton's interpreter
+            self.launches[key] = compiled[grid]
+
+
+class Cuda(Launcher):
     """The tables on one GPU."""
 
     def __init__(self, rows: Tensor, segments: Tensor, rule: Rule, device: torch.device) -> None:
         numel = rows[Row.NUMEL].tolist()
-        self.rule, self.device = rule, device
-        self.chunk = CHUNK if sum(numel) >= MANY else SMALL_CHUNK
-        counts = [max(1, -(-n // self.chunk)) for n in numel]  # an empty tensor has one, for its step count
-        chunks = [(row, i) for row, count in enumerate(counts) for i in range(count)]
-        first = torch.tensor([0, *accumulate(counts)])
+        super().__init__(numel, device)
+        self.rule, n_chunks = rule, self.chunks.shape[1]
+        first = torch.tensor([0, *accumulate(self.counts)])
         begin, count = segments[Segment.FIRST], segments[Segment.COUNT]
         segments = segments.clone()
         segments[Segment.FIRST] = first[begin]  # in chunks, no longer in rows
         segments[Segment.COUNT] = first[begin + count] - first[begin]
-        self.chunks = torch.tensor(chunks, dtype=torch.int32).t().contiguous().to(device)
-        self.rows, self.segments = rows.to(device), segments.to(device)
+        self.rows, self.segments = upload(rows, device), upload(segments, device)
         self.gradients, self.options = Mirror(device), Mirror(device)
-        self.partial = torch.empty(3 * len(chunks), dtype=torch.float32, device=device)
+        self.partial = torch.empty(3 * n_chunks, dtype=torch.float32, device=device)
         self.scalars = torch.empty(2 * segments.shape[1] + 1, dtype=torch.float64, device=device)
         self.counters = torch.zeros(segments.shape[1] + 1, dtype=torch.int32, device=device)
-        self.sizes = (len(chunks), len(numel), segments.shape[1])
+        self.sizes = (n_chunks, len(numel), segments.shape[1])
         self.dtypes = sum(1 << kind for kind in set(rows[Row.KIND].tolist()))
-        self.state_aligned = not (rows[[Row.THETA, Row.MOMENTUM, Row.SECOND]] % 16).any()
+        self.state_aligned = not bool((rows[[Row.THETA, Row.MOMENTUM, Row.SECOND]] % 16).any())
         self.aligned = False
-        self.launches: dict[tuple[Any, ...], Launch] = {}
         self.captured: list[Mirror] = []
 
-    def new_gradients(self, gradients: Tensor) -> None:
-        addresses = gradients[: self.sizes[1]]
-        self.aligned = bool(self.state_aligned and not (addresses % 16).any())
-        with self._here():
-            self.gradients.set(gradients)
+    def new_gradients(self, gradients: list[int]) -> None:
+        self.aligned = self.state_aligned and not any(x % 16 for x in gradients[: self.sizes[1]])
+        with self.here():
+            self.gradients.set(array("q", gradients))
 
-    def new_options(self, options: Tensor) -> None:
-        with self._here():
-            self.options.set(options)
+    def new_options(self, options: list[list[float]]) -> None:
+        with self.here():
+            self.options.set(array("d", chain.from_iterable(options)))
 
     def set_lr(self, group: int, lr: Tensor) -> None:
         self.options.there[group * len(Option) + Option.LR].copy_(lr.reshape(()))
@@ -82,14 +120,14 @@ class Cuda:
         kinds = (
             rule.adaptive, rule.decoupled, rule.ema, rule.bias_correction, rule.max_grad_norm is not None,
         )  # fmt: skip
-        with self._here():
-            self._launch(kernel.measure, MEASURE, measured, (*common, rule.adaptive))
-            self._launch(kernel.update, UPDATE, updated, (*common, *kinds))
+        with self.here():
+            self.launch(kernel.measure, MEASURE, measured, (*common, rule.adaptive))
+            self.launch(kernel.update, UPDATE, updated, (*common, *kinds))
 
     def capturing(self) -> bool:
-        if not self.rows.is_cuda:
+        if self.device.type != "cuda":
             return False
-        with self._here():
+        with self.here():
             return torch.cuda.is_current_stream_capturing()
 
     @contextmanager
@@ -106,63 +144,52 @@ class Cuda:
         finally:
             self.gradients, self.options, self.aligned = eager
 
-    def _here(self) -> AbstractContextManager[Any]:
-        """Launches and streams are the current device's: it must be this one."""
-        if not self.rows.is_cuda or torch.cuda.current_device() == self.device.index:
-            return nullcontext()
-        return torch.cuda.device(self.device)
 
-    def _launch(
-        self, function: Any, shape: tuple[int, int], tensors: tuple[Tensor, ...], numbers: tuple[Any, ...]
-    ) -> None:
-        """Launches the kernel over all chunks.
-
-        Through triton once, which compiles it; from then on as it is, with addresses for tensors:
-        triton's look-up and its checks of pointers take more host time than all of a step's checks.
-        """
-        numbers = (*numbers, self.chunk, min(shape[0], self.chunk))
-        addresses = [*map(Tensor.data_ptr, tensors)]
-        # Triton compiles anew for other numbers and for pointers that are no multiples of 16.
-        key = (function, numbers, *(address % 16 for address in addresses))
-        launch = self.launches.get(key)
-        if launch is not None:
-            launch(*addresses, *numbers)
-            return
-        grid = (self.sizes[0], 1, 1)
-        # Without contraction: see triton.py.
-        compiled = function[grid](*tensors, *numbers, num_warps=shape[1], enable_fp_fusion=False)
-        if compiled is not None and DIRECT:  # None: triton's interpreter
-            self.launches[key] = compiled[grid]
+def upload(table: Tensor, device: torch.device) -> Tensor:
+    """The table on the device, without waiting for it."""
+    return table.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else table
 
 
 class Mirror:
-    """A small table on the device that is set from the host without waiting, through pinned memory."""
+    """A small table on the device that is set from the host without waiting, through pinned memory.
+
+    Gradients may lie elsewhere at each step, so that this is part of most steps, and every operation counts.
+    """
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
         self.there = torch.empty(0, device=device)
-        self.used: deque[tuple[Tensor, Any]] = deque()  # pinned buffers, and whether their copy is made
+        self.slots: list[Tensor] = []  # pinned; used one after the other
+        self.next = 0
+        self.copied: Any = None  # the event after the last of them
         self.spare: list[Tensor] = []  # for graphs: memory cannot be pinned while one is being captured
 
-    def set(self, values: Tensor) -> None:
-        values = values.flatten()
+    def set(self, values: array[Any]) -> None:
+        dtype = torch.int64 if values.typecode == "q" else torch.float64
         if self.device.type != "cuda":
-            self.there = values
+            self.there = torch.tensor(values.tolist(), dtype=dtype)
             return
-        if self.there.shape != values.shape:
-            self.there = torch.empty_like(values, device=self.device)
-        staged = self._free(values)
+        if self.there.numel() != len(values):
+            self.there = torch.empty(len(values), dtype=dtype, device=self.device)
+            self._new_slots()
         while len(self.spare) < SPARE:
-            self.spare.append(torch.empty_like(values, pin_memory=True))
-        self.there.copy_(staged.copy_(values), non_blocking=True)
-        copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        copied.record()
-        self.used.append((staged, copied))
+            self.spare.append(torch.empty_like(self.there, device="cpu", pin_memory=True))
+        if self.next == SLOTS:
+            # Whoever is so many steps ahead of the device gets new memory instead of waiting for it.
+            if not self.copied.query():
+                self._new_slots()
+            self.next = 0
+        slot = self.slots[self.next]
+        _write(slot, values)
+        self.there.copy_(slot, non_blocking=True)
+        self.next += 1
+        if self.next == SLOTS:
+            self.copied.record()
 
-    def _free(self, like: Tensor) -> Tensor:
-        if self.used and self.used[0][1].query():
-            return self.used.popleft()[0]
-        return torch.empty_like(like, pin_memory=True)
+    def _new_slots(self) -> None:
+        shape = (SLOTS, self.there.numel())
+        self.slots = list(torch.empty(shape, dtype=self.there.dtype, pin_memory=True).unbind())
+        self.next, self.copied = 0, torch.cuda.Event()  # type: ignore[no-untyped-call]
 
     def for_capture(self) -> Captured:
         """A table of a graph's own, of this one's size."""
@@ -179,5 +206,10 @@ class Captured(Mirror):
         self.pinned = pinned
         self.there = torch.empty_like(pinned, device=device)
 
-    def set(self, values: Tensor) -> None:
-        self.there.copy_(self.pinned.copy_(values.flatten()), non_blocking=True)
+    def set(self, values: array[Any]) -> None:
+        _write(self.pinned, values)
+        self.there.copy_(self.pinned, non_blocking=True)
+
+
+def _write(pinned: Tensor, values: array[Any]) -> None:
+    ctypes.memmove(pinned.data_ptr(), values.buffer_info()[0], len(values) * values.itemsize)

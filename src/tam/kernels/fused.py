@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 from torch import Tensor
 from torch.nn import Parameter
+from torch.optim import Optimizer
 
 from tam.kernels import native
 from tam.kernels.tables import KINDS, Option, Row, Segment
@@ -30,11 +31,11 @@ _REAL = {torch.complex64: torch.float32, torch.complex128: torch.float64}
 class Backend(Protocol):
     """A device's way to run the step over the tables."""
 
-    def new_gradients(self, gradients: Tensor) -> None:
+    def new_gradients(self, gradients: list[int]) -> None:
         """Another table of gradients."""
 
-    def new_options(self, options: Tensor) -> None:
-        """Another option table."""
+    def new_options(self, options: list[list[float]]) -> None:
+        """Another option table, a list for each group."""
 
     def set_lr(self, group: int, lr: Tensor) -> None:
         """The lr of a group from a tensor on the device."""
@@ -68,11 +69,11 @@ def obstacle(params: list[Tensor]) -> str | None:
     for p in params:
         if type(p) not in (Tensor, Parameter):
             return f"a parameter is a {type(p).__name__}, not a plain tensor"
-        if _kind(p) not in kinds:
+        if kind_of(p) not in kinds:
             return f"a parameter is {p.dtype}; on {device.type} the kernel takes {', '.join(kinds)}"
         if p.is_conj() or p.is_neg():
             return "a parameter is lazily conjugated or negated"
-        if not _dense(p):
+        if not dense(p):
             return f"a parameter of shape {tuple(p.shape)} and strides {p.stride()} has gaps in memory"
     return None
 
@@ -88,11 +89,11 @@ def no_triton(device: torch.device | None = None) -> str | None:
     return None
 
 
-def _kind(p: Tensor) -> str:
+def kind_of(p: Tensor) -> str:
     return str(_REAL.get(p.dtype, p.dtype)).removeprefix("torch.")
 
 
-def _dense(p: Tensor) -> bool:
+def dense(p: Tensor) -> bool:
     """Whether the elements fill one stretch of memory, in whatever order."""
     if p.is_contiguous():
         return True
@@ -116,8 +117,8 @@ class Fused:
         self.waiting = [p for p in everything if not optimizer.state.get(p)]
         for p in self.params:
             _lay_out(p, optimizer.state[p], optimizer.state_keys(optimizer.param_groups[0]))
-        self.tensors = [*_tensors(optimizer)]
-        self.counts = _counts(optimizer)
+        self.tensors = [*all_tensors(optimizer)]
+        self.counts = counts(optimizer)
         self.addresses = [*map(_address, self.params)]
         self.layouts = [*map(_layout, self.params)]
         self.gradients: list[int] = []  # their addresses, as the tables have them
@@ -145,7 +146,7 @@ class Fused:
             Row.NUMEL: [p.numel() * (2 if p.is_complex() else 1) for p in self.params],
             Row.SEGMENT: self.segment,
             Row.GROUP: groups,
-            Row.KIND: [KINDS.index(_kind(p)) for p in self.params],
+            Row.KIND: [KINDS.index(kind_of(p)) for p in self.params],
         }
         return torch.tensor([columns[key] for key in Row], dtype=torch.int64)
 
@@ -167,8 +168,8 @@ class Fused:
         behind its tensors' backs (`x.data = ...`) moves all of it.
         """
         return (
-            _counts(optimizer) == self.counts
-            and all(map(is_, _tensors(optimizer), self.tensors))
+            counts(optimizer) == self.counts
+            and all(map(is_, all_tensors(optimizer), self.tensors))
             and [*map(_address, self.params)] == self.addresses
             and self._address_of_some_state() == self.some_state
             and all(p.grad is None for p in self.waiting)
@@ -216,8 +217,7 @@ class Fused:
         return True
 
     def _set_options(self, optimizer: TorqueOptimizer) -> None:
-        table = [_options(group, self.rule) for group in optimizer.param_groups]
-        self.backend.new_options(torch.tensor(table, dtype=torch.float64))
+        self.backend.new_options([_options(group, self.rule) for group in optimizer.param_groups])
 
     def _set_device_rates(self, optimizer: TorqueOptimizer) -> None:
         """An lr that is a tensor on the device is read at each step, and stays there."""
@@ -232,14 +232,14 @@ class Fused:
                 addresses.append(0)
                 continue
             active[segment] = 1
-            if g.dtype != p.dtype or not _alike(g, p) or g.is_conj() or g.is_neg():
+            if g.dtype != p.dtype or not alike(g, p) or g.is_conj() or g.is_neg():
                 g = torch.empty_like(p, memory_format=torch.preserve_format).copy_(g)
                 copies.append(g)
             addresses.append(g.data_ptr() or 16)  # an empty tensor has no address, but it is there
-        self.backend.new_gradients(torch.tensor(addresses + active, dtype=torch.int64))
+        self.backend.new_gradients(addresses + active)
 
 
-def _alike(x: Tensor, p: Tensor) -> bool:
+def alike(x: Tensor, p: Tensor) -> bool:
     """Whether two tensors are laid out alike; a dimension of size 1 may have any stride."""
     if x.shape != p.shape:
         return False
@@ -261,7 +261,7 @@ def _lay_out(p: Tensor, state: dict[str, Tensor], keys: tuple[str, ...]) -> None
         x = state[key]
         if key == "step":  # counted where the parameter is
             state[key] = x.to(p.device, torch.float32)
-        elif x.dtype != p.dtype or x.device != p.device or not _alike(x, p):
+        elif x.dtype != p.dtype or x.device != p.device or not alike(x, p):
             state[key] = torch.empty_like(p, memory_format=torch.preserve_format).copy_(x)
 
 
@@ -280,7 +280,7 @@ def _layout(p: Tensor) -> tuple[Any, ...]:
     return p.dtype, p.device, p.shape, p.stride()
 
 
-def _tensors(optimizer: TorqueOptimizer) -> Iterator[Tensor]:
+def all_tensors(optimizer: Optimizer) -> Iterator[Tensor]:
     """All parameters, then all state."""
     groups = (group["params"] for group in optimizer.param_groups)
     return chain(*groups, chain.from_iterable(map(dict.values, optimizer.state.values())))
@@ -291,7 +291,7 @@ def _shared(optimizer: TorqueOptimizer) -> list[list[Any]]:
     return [[group[name] for name in optimizer.shared_options] for group in optimizer.param_groups]
 
 
-def _counts(optimizer: TorqueOptimizer) -> tuple[list[int], int, int]:
+def counts(optimizer: Optimizer) -> tuple[list[int], int, int]:
     groups = [len(group["params"]) for group in optimizer.param_groups]
     return groups, len(optimizer.state), sum(map(len, optimizer.state.values()))
 

@@ -81,11 +81,11 @@ class Native:
             | _ONE_BY_ONE * (rule.scope == "tensor" and rule.max_grad_norm is None)
         )
 
-    def new_gradients(self, gradients: Tensor) -> None:
-        self.gradients = gradients
+    def new_gradients(self, gradients: list[int]) -> None:
+        self.gradients = torch.tensor(gradients, dtype=torch.int64)
 
-    def new_options(self, options: Tensor) -> None:
-        self.options = options
+    def new_options(self, options: list[list[float]]) -> None:
+        self.options = torch.tensor(options, dtype=torch.float64)
 
     def set_lr(self, group: int, lr: Tensor) -> None:
         self.options[group, Option.LR] = lr

@@ -24,11 +24,12 @@ class TorqueOptimizer(Base):
         *Base.shared_options, "fused", "scope", "smoothing", "max_grad_norm",
     )  # fmt: skip
     mark: ClassVar[str] = "smoothing"
-    _grad_norm: Tensor | None = None  # |g| of the last step; the step writes it in place
-    _fused: Fused | None = None  # the tables of the fused step
 
     def __init__(self, params: ParamsT, defaults: dict[str, Any]) -> None:
         super().__init__(params, defaults)
+        # No class attributes: a wrapper that passes for this class (Lightning's) would find them there.
+        self._grad_norm: Tensor | None = None  # |g| of the last step; the step writes it in place
+        self._fused: Fused | None = None  # the tables of the fused step
         self._captured: list[Any] = []  # what CUDA graphs that captured a step will read
 
     @property
@@ -111,8 +112,12 @@ class TorqueOptimizer(Base):
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
-        """Whether GradScaler may leave unscaling and skipping to the step."""
-        return self.wants_fused()
+        """Whether GradScaler may leave unscaling and skipping to the step.
+
+        As torch's optimizers say it: where the fused step was asked for. Lightning refuses to clip gradients
+        for optimizers that unscale them by themselves.
+        """
+        return self.param_groups[0]["fused"] is True and self.wants_fused()
 
     # ------------------------------------------------------------------ readings
 
@@ -231,7 +236,7 @@ class TorqueOptimizer(Base):
     # ------------------------------------------------------------------ checkpoints
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_grad_norm": self._grad_norm, "_captured": []}
+        return {**super().__getstate__(), "_grad_norm": self._grad_norm, "_fused": None, "_captured": []}
 
     def check_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         saved = self._saved_alignment(checkpoint)

@@ -1,0 +1,124 @@
+"""What can be recorded, of which optimizer, and how it follows from what was measured."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.optim import SGD, Optimizer
+
+from tam.kernels.torque import settle
+from tam.optimizers import AngularGrad
+from tam.optimizers.torque import TorqueOptimizer
+from tam.recording.measure import NORMS, params_of
+from tam.recording.ring import Block, Mark
+from tam.transfer import family, gain
+from tam.warmup import Warmup
+
+QUANTITIES = (
+    "alignment", "damping", "grad_norm", "momentum_norm", "update_norm", "update_ratio", "effective_lr",
+)  # fmt: skip
+
+
+def at_work(optimizer: Optimizer) -> Optimizer:
+    return optimizer.optimizer if isinstance(optimizer, Warmup) else optimizer
+
+
+def choose_quantities(optimizer: Optimizer, quantities: Sequence[str] | None) -> tuple[str, ...]:
+    """The quantities to record, checked."""
+    if not isinstance(optimizer, Optimizer):
+        raise TypeError(f"a Recorder records a torch.optim.Optimizer, not {optimizer!r}")
+    optimizer = at_work(optimizer)
+    if family(type(optimizer)) is None and not isinstance(optimizer, AngularGrad):
+        raise TypeError(f"a Recorder knows the optimizers of tam.registry, not {type(optimizer).__name__}")
+    if any(type(p).__name__ == "DTensor" for p in params_of(optimizer)):
+        raise TypeError("a Recorder cannot record sharded parameters (DTensor): it would see a part of each")
+    if quantities is None:
+        return tuple(q for q in QUANTITIES if _obstacle(optimizer, q) is None)
+    for quantity in quantities:
+        check_quantity(optimizer, quantity)
+    return tuple(q for q in QUANTITIES if q in quantities)
+
+
+def measured(quantities: Sequence[str]) -> set[str]:
+    """What must be measured to know these quantities."""
+    found = {
+        "alignment": "cosine", "damping": "cosine", "grad_norm": "cosine", "momentum_norm": "momentum",
+        "update_norm": "update", "update_ratio": "update",
+    }  # fmt: skip
+    return {found[quantity] for quantity in quantities if quantity in found}
+
+
+def check_quantity(optimizer: Optimizer, quantity: str) -> None:
+    if quantity not in QUANTITIES:
+        raise ValueError(f"{quantity!r} is no quantity; there are {', '.join(QUANTITIES)}")
+    obstacle = _obstacle(optimizer, quantity)
+    if obstacle is not None:
+        raise ValueError(f"{quantity} cannot be recorded: {obstacle}")
+
+
+def _obstacle(optimizer: Optimizer, quantity: str) -> str | None:
+    still = isinstance(optimizer, SGD) and all(group["momentum"] == 0 for group in optimizer.param_groups)
+    if still and quantity in ("alignment", "damping", "momentum_norm"):
+        return "SGD without momentum has nothing to compare the gradient with"
+    if quantity == "effective_lr" and isinstance(optimizer, AngularGrad):
+        return "AngularGrad's differs from coordinate to coordinate"
+    return None
+
+
+def settled(block: Block, s: list[float], smoothing: float) -> list[list[float]]:
+    """s of each row of a block, given the s before it.
+
+    Our optimizers say it themselves. Of others the cosine is in the sums, and smoothed here as `settle` does.
+    """
+    values = block.values().double()
+    if issubclass(block.cls, TorqueOptimizer):
+        return [row[: -NORMS - 1] for row in values.tolist()]
+    sums, found = values[:, :3], []
+    cosines = settle(sums, torch.zeros(len(sums), dtype=sums.dtype), 0.0).tolist()
+    for cosine, finite in zip(cosines, sums.isfinite().all(-1).tolist(), strict=True):
+        if finite:
+            s = [smoothing * sum(s) / len(s) + (1 - smoothing) * cosine]  # before it there may be several
+        found.append(s)
+    return found
+
+
+def derive(quantity: str, row: list[float], s: list[float], cls: type[Optimizer], mark: Mark) -> Any:
+    """A quantity of one step from its row: a number, or a list where there are several."""
+    momentum, update, theta = row[-NORMS:]
+    if quantity == "alignment":
+        return _one(s)
+    if quantity == "damping":
+        return _one([(1 + x) / 2 for x in s])
+    if quantity == "grad_norm":
+        return row[-NORMS - 1] if issubclass(cls, TorqueOptimizer) else _root(row[2])
+    if quantity == "momentum_norm":
+        return _root(momentum)
+    if quantity == "update_norm":
+        return _root(update)
+    if quantity == "update_ratio":
+        return _root(update / theta) if theta else math.nan
+    return _one([
+        float(lr) * gain(cls, options, _of_group(s, i, [size for size, _ in mark.groups]))
+        for i, (lr, (_, options)) in enumerate(zip(mark.rates, mark.groups, strict=True))
+    ])  # fmt: skip
+
+
+def _root(x: float) -> float:
+    return math.sqrt(x) if x >= 0 else math.nan
+
+
+def _of_group(s: list[float], i: int, sizes: list[int]) -> float:
+    """The alignment of group i: the optimizer's, the group's, or the mean of its tensors'."""
+    if len(s) == 1:
+        return s[0]
+    if len(s) == len(sizes):
+        return s[i]
+    own = s[sum(sizes[:i]) : sum(sizes[: i + 1])]
+    return sum(own) / len(own) if own else 0.0
+
+
+def _one(values: list[float]) -> Any:
+    return values[0] if len(values) == 1 else values

@@ -1,0 +1,78 @@
+"""The buffer on the device that the host fetches a batch at a time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from tam.kernels.arithmetic import accumulator
+
+_GAIN_OPTIONS = ("momentum", "betas", "floor", "ema")  # what the effective lr depends on besides lr and s
+
+
+@dataclass(frozen=True)
+class Mark:
+    """What the host knows of a step."""
+
+    step: int
+    rates: tuple[Any, ...]  # lr of each group
+    groups: list[tuple[int, dict[str, Any]]]  # the number of its parameters, what the gain depends on
+
+
+@dataclass
+class Block:
+    """Rows of measurements on the device, and their marks on the host."""
+
+    cls: type[Optimizer]  # of the optimizer whose steps they are
+    width: int
+    capacity: int
+    device: torch.device
+    marks: list[Mark] = field(default_factory=list)
+    sent: Tensor | None = None
+    arrived: Any = None
+
+    def __post_init__(self) -> None:
+        shape = (self.capacity, self.width)
+        self.rows: Tensor | None = torch.empty(shape, dtype=accumulator(self.device), device=self.device)
+        self.views = self.rows.unbind()  # all at once: cheaper than one at each step
+
+    def next_row(self) -> Tensor:
+        return self.views[len(self.marks)]
+
+    def mark(self, step: int, groups: list[dict[str, Any]]) -> None:
+        """Notes what the host knows of the row just written."""
+        rates = tuple(g["lr"].detach().clone() if isinstance(g["lr"], Tensor) else g["lr"] for g in groups)
+        kept = [(len(g["params"]), {k: g[k] for k in _GAIN_OPTIONS if k in g}) for g in groups]
+        if self.marks and self.marks[-1].groups == kept:
+            kept = self.marks[-1].groups  # one object for all steps between two changes
+        self.marks.append(Mark(step, rates, kept))
+
+    def send(self) -> None:
+        """Starts the copy to the host."""
+        if self.rows is None:
+            return
+        rows = self.rows[: len(self.marks)]
+        if self.device.type == "cuda":
+            self.sent = torch.empty_like(rows, device="cpu", pin_memory=True)
+            self.sent.copy_(rows, non_blocking=True)
+            self.arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self.arrived.record(torch.cuda.current_stream(self.device))
+        else:
+            self.sent = rows.cpu().clone()
+        self.rows, self.views = None, ()
+
+    def values(self) -> Tensor:
+        """The rows; waits for the copy. A block that is still being filled is read as it is."""
+        if self.arrived is not None:
+            self.arrived.synchronize()
+            self.arrived = None
+            assert self.sent is not None
+            self.sent = self.sent.clone()  # pinned memory is scarce
+        if self.rows is not None:
+            return self.rows[: len(self.marks)].cpu()
+        assert self.sent is not None
+        return self.sent
