@@ -218,6 +218,22 @@ def test_a_steady_gradient_notices_nothing() -> None:
         assert_close(step_of(third, g), before, rel=1e-6)
 
 
+def test_a_given_lr_keeps_the_decay_of_a_step() -> None:
+    first = make(AdamW, lr=1e-3, weight_decay=0.1)
+    for lr, decay in ((1e-3, 0.1), (2e-4, 0.5), (torch.tensor(2e-3), 0.05)):
+        group = tam.handover(first, tam.AdaTAMW, lr=lr, foreach=False).param_groups[0]
+        assert group["weight_decay"] == pytest.approx(decay)
+    meta = torch.tensor(1e-3, device="meta")
+    with pytest.raises(ValueError, match="weight_decay cannot go with it: give weight_decay="):
+        tam.handover(first, tam.AdaTAMW, lr=meta)
+
+
+def test_an_adam_whose_buffers_are_left_behind_gets_a_bias_correction() -> None:
+    first = train(make(Adam), 3)
+    assert tam.AdaTAM.from_adam(first, buffers="fresh").param_groups[0]["bias_correction"]
+    assert not tam.AdaTAM.from_adam(first).param_groups[0]["bias_correction"]
+
+
 def test_an_adam_that_has_not_stepped_gets_a_bias_correction() -> None:
     """Else the first steps would be seven times Adam's."""
     fresh = make(AdamW, lr=1e-3)
@@ -381,3 +397,17 @@ def test_the_plan_says_what_changes_and_why(capsys: pytest.CaptureFixture[str]) 
     assert [part for part in said if part not in plan] == []
     tam.handover(adamw, tam.AdaTAMW)
     assert capsys.readouterr().out == ""
+
+
+def test_the_plan_has_each_groups_own_options(capsys: pytest.CaptureFixture[str]) -> None:
+    a, b = parameters([(3,), (2,)])
+    first = AdamW([{"params": [a], "weight_decay": 0.1}, {"params": [b], "weight_decay": 0.0}], lr=1e-3)
+    new = tam.handover(first, tam.AdaTAMW, verbose=True)
+    one, two = capsys.readouterr().out.split("group 1")
+    assert "weight_decay 0.1 -> 0.5" in one and "weight_decay 0: carried" in two
+    assert [group["weight_decay"] for group in new.param_groups] == [pytest.approx(0.5), 0.0]
+
+
+def test_the_plan_says_that_a_momentum_is_lacking(capsys: pytest.CaptureFixture[str]) -> None:
+    tam.explain_handover(make(SGD, momentum=0.0), tam.TAM)
+    assert "momentum=0 is carried" in capsys.readouterr().out

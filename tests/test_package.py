@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import tam
 from tam.optimizers import tam as tam_module
 
@@ -32,3 +34,10 @@ def test_it_is_typed_and_has_a_version() -> None:
 def test_examples_in_docstrings_run() -> None:
     results = doctest.testmod(tam_module)
     assert results.attempted > 0 and results.failed == 0
+
+
+def test_parts_with_extras_are_imported_when_asked_for() -> None:
+    code = "import sys, tam; assert 'jax' not in sys.modules; tam.optax.tam; tam.integrations.readings"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    with pytest.raises(AttributeError, match="has no attribute 'optix'"):
+        tam.optix  # type: ignore[attr-defined]  # noqa: B018

@@ -22,6 +22,12 @@ def test_it_is_the_papers_equation() -> None:
     assert torch.equal(tam.transfer_lr(torch.tensor(0.1)), torch.tensor(0.2))
 
 
+def test_a_recorded_alignment_can_be_given() -> None:
+    assert tam.transfer_lr(0.1, alignment=torch.tensor(0.25)) == pytest.approx(0.16)
+    with pytest.raises(ValueError, match=r"alignment=.*a CPU tensor of one"):
+        tam.transfer_lr(0.1, alignment=torch.zeros(2))
+
+
 def test_adams_rule_is_that_of_a_momentum_of_zero() -> None:
     # 2 (1 - beta1) / (1 + s*)
     assert tam.transfer_lr(1e-3, momentum=0.0, to_momentum=0.9) == pytest.approx(2e-4)

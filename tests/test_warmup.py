@@ -341,8 +341,12 @@ def test_parameters_without_gradients_and_first_gradients_after_the_switch() -> 
         ({"first": SGD}, TypeError, "first must be an optimizer"),
         ({"then": 3}, TypeError, "then must be an optimizer class or a function"),
         ({"then": Adam}, ValueError, r"no rule gives the lr of Adam.*lambda groups: Adam\(groups, lr=...\)"),
-        ({"then": lambda groups: 3}, TypeError, "then must make an optimizer, but made 3"),
-        ({"then": lambda groups: SGD(groups[0]["params"][:1], lr=1)}, ValueError, "must have the groups"),
+        ({"then": lambda groups: 3}, TypeError, "then must make an optimizer, but made a int"),
+        (
+            {"then": lambda groups: SGD(groups[0]["params"][:1], lr=1)},
+            ValueError,
+            "must have the parameters it is given",
+        ),
         ({"buffers": "kept"}, ValueError, "buffers='kept'"),
         ({"then": lambda groups: Adam(groups), "buffers": "keep"}, ValueError, "share no buffers"),
     ],
@@ -350,6 +354,30 @@ def test_parameters_without_gradients_and_first_gradients_after_the_switch() -> 
 def test_bad_input(change: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         tam.Warmup(**{"first": tam.TAM(parameters(SHAPES)), "then": SGD, "steps": 3, **change})
+
+
+def test_a_checkpoint_of_another_pair() -> None:
+    saved = train(tam_to_sgd(), SWITCH + 1).state_dict()
+    other = tam_to_adam()
+    with pytest.raises(ValueError, match="of another optimizer than Adam: its groups have no 'betas'"):
+        other.load_state_dict(saved)
+    assert not other.switched
+
+
+def test_s_may_be_given() -> None:
+    first = tam.TAM(parameters(SHAPES), lr=0.02)
+    warmup = train(tam.Warmup(first, SGD, SWITCH, buffers="rescale", alignment=0.5), SWITCH)
+    assert warmup.param_groups[0]["warmup_ratio"] == 0.75
+    first = train(tam.TAM(parameters(SHAPES), lr=0.02), SWITCH)
+    second = train(tam.handover(first, SGD, buffers="rescale", alignment=0.5), 3, start=SWITCH)
+    assert_same(train(warmup, 3, start=SWITCH), second)
+
+
+def test_it_is_not_handed_over_as_a_whole() -> None:
+    warmup = train(tam_to_sgd(), 2)
+    with pytest.raises(TypeError, match=r"Warmup wraps another optimizer: hand over its `\.optimizer`"):
+        tam.handover(warmup, SGD)
+    assert "warmup_steps" not in tam.handover(warmup.optimizer, SGD).param_groups[0]
 
 
 def test_a_first_lr_of_zero_has_no_multiples() -> None:

@@ -1,5 +1,8 @@
 """Torque-aware momentum: TAM, AdaTAM and AdaTAMW for PyTorch."""
 
+from importlib import import_module
+from typing import Any
+
 from tam import functional, kernels, landscape, reference, registry
 from tam._version import __version__
 from tam.hand_over import explain_handover, handover
@@ -25,3 +28,10 @@ __all__ = [
     "registry",
     "transfer_lr",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """`tam.optax` and `tam.integrations` are imported when they are asked for."""
+    if name in ("integrations", "optax"):
+        return import_module(f"tam.{name}")
+    raise AttributeError(f"module 'tam' has no attribute {name!r}")

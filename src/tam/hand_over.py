@@ -15,12 +15,13 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
-from tam.optimizers import AdaTAM
+from tam.optimizers import TAM, AdaTAM
 from tam.optimizers.checkpoint import REFUSED
 from tam.optimizers.torque import TorqueOptimizer
 from tam.transfer import check_alignment, family, gain
 
 BUFFERS = ("keep", "rescale", "fresh")
+WARMUP = ("warmup_steps", "warmup_step", "warmup_ratio")  # what a Warmup keeps in every group
 _CARRIED = ("momentum_buffer", "exp_avg", "exp_avg_sq", "step")
 # What schedulers put into a group beside lr, in units of lr.
 _RATES = ("initial_lr", "max_lr", "min_lr")
@@ -55,19 +56,20 @@ def handover(
             the first steps after SGD are larger, those after TAM smaller), "rescale" it so that the step
             continues (the default between Adam(W) and AdaTAM(W), with Adam's bias corrections folded
             in), or start "fresh" (the default, and all there is, between optimizers that share nothing)
-        lr: the lr of all groups, instead of the transferred one; needed where there is no rule
+        lr: the lr of all groups, instead of the transferred one; needed where there is no rule. Decoupled
+            weight decay goes with it, so that lr times weight_decay stays
         alignment: s*, the alignment TAM or AdaTAM is taken to have or starts with
         verbose: print what `explain_handover` prints
         options: of the new optimizer, before those carried over
 
-    Where Adam has not taken a step yet there is no correction to fold in, and AdaTAM(W) gets
-    `bias_correction=True` unless it is given.
+    Where Adam has not taken a step yet, or its buffers are left behind, there is no correction to fold in,
+    and AdaTAM(W) gets `bias_correction=True` unless it is given.
     """
     planned = plan(optimizer, to, buffers=buffers, lr=lr, alignment=alignment, options=options)
     if verbose:
         print(planned)
     new = planned.build()
-    carry(optimizer, new, planned.buffers, alignment=alignment)
+    carry(optimizer, new, planned.buffers, alignment=planned.alignment)
     return new
 
 
@@ -87,6 +89,14 @@ def explain_handover(
 # ---------------------------------------------------------------------- the plan
 
 
+class NoRuleError(ValueError):
+    """There is no rule for this, but there is a way out."""
+
+    def __init__(self, reason: str, remedy: str) -> None:
+        super().__init__(f"{reason}: {remedy}")
+        self.reason = reason
+
+
 @dataclass(frozen=True)
 class Plan:
     """A hand-over, decided and not yet done. `str` explains it."""
@@ -95,10 +105,19 @@ class Plan:
     to: type[Optimizer]
     buffers: str
     alignment: float
+    lr: float | Tensor | None  # as it was given
     options: dict[str, Any]  # of the new optimizer
     groups: list[dict[str, Any]]  # with parameters and all options carried over
-    ratios: list[float | None]  # new lr / old lr; None where lr was given
     notes: list[str]
+
+    def view(self, i: int) -> dict[str, Any]:
+        """Group i of the new optimizer, with all its options."""
+        return {**_defaults(self.to), **self.options, **self.groups[i]}
+
+    def gains(self, i: int) -> tuple[float, float]:
+        """The gain of group i before and after: the lr transferred is times the one by the other."""
+        group = self.source.param_groups[i]
+        return gain(type(self.source), group, self.alignment), gain(self.to, self.view(i), self.alignment)
 
     def build(self) -> Optimizer:
         """The new optimizer, without state."""
@@ -117,49 +136,78 @@ def plan(
     alignment: float = 0.0,
     options: dict[str, Any],
 ) -> Plan:
-    """Decides a hand-over; raises where there is no rule for it."""
+    """Decides a hand-over; raises NoRuleError where there is no rule for it."""
     if not isinstance(optimizer, Optimizer):
-        raise TypeError(f"optimizer must be a torch.optim.Optimizer, not {optimizer!r}")
+        raise TypeError(f"optimizer must be a torch.optim.Optimizer, not a {type(optimizer).__name__}")
     if not (isinstance(to, type) and issubclass(to, Optimizer)):
         raise TypeError(f"to must be an optimizer class, not {to!r}")
-    check_alignment(alignment)
     source = type(optimizer)
+    if isinstance(getattr(optimizer, "optimizer", None), Optimizer):
+        raise TypeError(f"{source.__name__} wraps another optimizer: hand over its `.optimizer`")
+    alignment = check_alignment(alignment)
     buffers = choose_buffers(source, to, buffers)
-    ruled = shares(source, to)
-    if not ruled and lr is None:
-        raise ValueError(f"no rule gives the lr of {to.__name__} from that of {source.__name__}: give lr=")
-    notes = []
-    if "bias_correction" not in options and _starts_cold(optimizer, to):
-        options = {**options, "bias_correction": True}
-        notes.append("bias_correction=True: Adam has not stepped, so there is no correction to fold in")
-    for name in _device_count(optimizer, to, options):
-        options = {**options, name: True}
-        notes.append(f"{name}=True: the step count stays on the device, so that nothing waits for it")
+    if not shares(source, to) and lr is None:
+        raise NoRuleError(f"no rule gives the lr of {to.__name__} from that of {source.__name__}", "give lr=")
     known = _parameters(to)
-    _check_known(to, options, known)
-    groups: list[dict[str, Any]] = []
-    ratios: list[float | None] = []
-    for i, group in enumerate(optimizer.param_groups):
-        new = {k: v for k, v in group.items() if k in known and k not in options}
-        new |= {k: v for k, v in group.items() if k not in optimizer.defaults and k not in known}
-        if issubclass(to, TorqueOptimizer) and new.get("fused"):
-            new["fused"] = None  # where it can be: torch's kernels and ours do not take the same tensors
-        view = {**_defaults(to), **new, **options}
-        if ruled and (lr is None or buffers != "fresh"):
+    unknown = [name for name in options if name not in known]
+    if unknown:
+        raise TypeError(f"{to.__name__} has no option {unknown[0]!r}; it has {', '.join(known)}")
+    notes: list[str] = []
+    options = _complete(optimizer, to, buffers, options, notes)
+    found = Plan(optimizer, to, buffers, alignment, lr, options, [], notes)
+    found.groups.extend(_new_group(found, i, known) for i in range(len(optimizer.param_groups)))
+    # A group that is added later has the options of the first.
+    found.options.update({k: v for k, v in found.groups[0].items() if k in known and k not in options})
+    return found
+
+
+def _complete(
+    optimizer: Optimizer, to: type[Optimizer], buffers: str, options: dict[str, Any], notes: list[str]
+) -> dict[str, Any]:
+    """The options with those that the buffers ask for, and notes on them."""
+    options = dict(options)
+    if "bias_correction" not in options and isinstance(optimizer, (Adam, AdamW)) and issubclass(to, AdaTAM):
+        if buffers == "fresh" or not any(optimizer.state.values()):
+            options["bias_correction"] = True
+            notes.append("bias_correction=True: there are no corrections of Adam's to fold in")
+        else:
+            notes.append(
+                "without bias_correction, v forgets Adam's first steps slowly: in the first thousand steps "
+                "of a run give bias_correction=True"
+            )
+    for name in _device_count(optimizer, to, options):
+        options[name] = True
+        notes.append(f"{name}=True: the step count stays on the device, so that nothing waits for it")
+    still = isinstance(optimizer, SGD) and all(group["momentum"] == 0 for group in optimizer.param_groups)
+    if still and issubclass(to, TAM) and "momentum" not in options:
+        notes.append("momentum=0 is carried; TAM is meant to have one: give momentum=")
+    return options
+
+
+def _new_group(plan: Plan, i: int, known: list[str]) -> dict[str, Any]:
+    """Group i of the new optimizer."""
+    source, to, options = type(plan.source), plan.to, plan.options
+    group = plan.source.param_groups[i]
+    new = {k: v for k, v in group.items() if k in known and k not in options}
+    # What users and schedulers have put there; a Warmup's own count is not carried.
+    new |= {k: v for k, v in group.items() if k not in {*plan.source.defaults, *known, *WARMUP}}
+    if issubclass(to, TorqueOptimizer) and new.get("fused"):
+        new["fused"] = None  # where it can be: torch's kernels and ours do not take the same tensors
+    view = {**_defaults(to), **options, **new}
+    ratio = None
+    if shares(source, to):
+        if plan.lr is None or plan.buffers != "fresh":
             _refuse(i, source, group)
             _refuse(i, to, view)
-        factor = gain(source, group, alignment) / gain(to, view, alignment) if ruled else 1.0
-        new["lr"] = group["lr"] * factor if lr is None else lr
-        if lr is None:
-            new |= {k: group[k] * factor for k in _RATES if k in group}
-        if "weight_decay" not in options and "weight_decay" in known:
-            new["weight_decay"] = _decay(i, source, to, group, view, factor)
-        names = new.pop("param_names", None)
-        new["params"] = list(zip(names, group["params"], strict=True)) if names else list(group["params"])
-        groups.append(new)
-        ratios.append(factor if lr is None else None)
-    shared = {k: groups[0][k] for k in known if k in groups[0]}  # a group added later has these
-    return Plan(optimizer, to, buffers, alignment, {**shared, **options}, groups, ratios, notes)
+        ratio = gain(source, group, plan.alignment) / gain(to, view, plan.alignment)
+    new["lr"] = plan.lr
+    if plan.lr is None:
+        new |= {k: group[k] * ratio for k in ("lr", *_RATES) if k in group}
+    if "weight_decay" not in options and "weight_decay" in known:
+        new["weight_decay"] = _decay(plan, i, view, new["lr"], ratio)
+    names = new.pop("param_names", None)
+    new["params"] = list(zip(names, group["params"], strict=True)) if names else list(group["params"])
+    return new
 
 
 def shares(source: type[Optimizer], to: type[Optimizer]) -> bool:
@@ -187,39 +235,38 @@ def decoupled(cls: type[Optimizer], group: dict[str, Any]) -> bool:
     return bool(own or group.get("decoupled_weight_decay", False))
 
 
-def _decay(
-    i: int,
-    source: type[Optimizer],
-    to: type[Optimizer],
-    group: dict[str, Any],
-    view: dict[str, Any],
-    factor: float,
-) -> Any:
-    """The weight decay of group i: a decoupled one decays by lr times lambda, so it goes against lr."""
+def _decay(plan: Plan, i: int, view: dict[str, Any], lr: Any, ratio: float | None) -> Any:
+    """The weight decay of group i: a decoupled one decays by lr times lambda, which stays."""
+    source, group = type(plan.source), plan.source.param_groups[i]
     decay = group.get("weight_decay", 0.0)
-    before, after = decoupled(source, group), decoupled(to, view)
-    if before != after and decay != 0:
+    before, after = decoupled(source, group), decoupled(plan.to, view)
+    if decay == 0 or not (before or after):
+        return decay
+    if before != after:
         kinds = {True: "decoupled", False: "coupled (part of the gradient)"}
-        raise ValueError(
+        raise NoRuleError(
             f"group {i}: weight_decay={decay!r} is {kinds[before]} in {source.__name__} and {kinds[after]} "
-            f"in {to.__name__}, and no rule leads from one to the other: give weight_decay="
+            f"in {plan.to.__name__}, and no rule leads from one to the other",
+            "give weight_decay=",
         )
-    return decay / factor if before and after else decay
+    if plan.lr is not None:
+        if any(isinstance(x, Tensor) and x.device.type != "cpu" for x in (lr, group["lr"])):
+            raise NoRuleError(
+                f"group {i}: lr lies on a device and is not read, so that weight_decay cannot go with it",
+                "give weight_decay=",
+            )
+        ratio = float(lr) / float(group["lr"]) if group["lr"] else 0.0
+    return decay / ratio if ratio else decay
 
 
 def _refuse(i: int, cls: type[Optimizer], group: dict[str, Any]) -> None:
     for name, harmless in REFUSED.items():
         if group.get(name, harmless) != harmless:
-            raise ValueError(
-                f"group {i}: {cls.__name__} has {name}={group[name]!r}, for which there is no rule: "
-                f"{_WHY_REFUSED[name]}. Hand over with {name}={harmless!r}, or give lr= and buffers='fresh'"
+            raise NoRuleError(
+                f"group {i}: {cls.__name__} has {name}={group[name]!r}, for which there is no rule "
+                f"({_WHY_REFUSED[name]})",
+                f"hand over with {name}={harmless!r}, or give lr= and buffers='fresh'",
             )
-
-
-def _starts_cold(optimizer: Optimizer, to: type[Optimizer]) -> bool:
-    return (
-        isinstance(optimizer, (Adam, AdamW)) and issubclass(to, AdaTAM) and not any(optimizer.state.values())
-    )
 
 
 def _device_count(optimizer: Optimizer, to: type[Optimizer], options: dict[str, Any]) -> list[str]:
@@ -246,31 +293,24 @@ def _defaults(cls: type[Optimizer]) -> dict[str, Any]:
     return {k: v.default for k, v in inspect.signature(cls).parameters.items() if v.default is not empty}
 
 
-def _check_known(to: type[Optimizer], options: dict[str, Any], known: list[str]) -> None:
-    unknown = [name for name in options if name not in known]
-    if unknown:
-        raise TypeError(f"{to.__name__} has no option {unknown[0]!r}; it has {', '.join(known)}")
-
-
 def _describe(plan: Plan) -> Iterator[str]:
     """The lines of an explanation."""
     source, to = type(plan.source), plan.to
     yield f"{source.__name__} -> {to.__name__}"
     for i, (old, new) in enumerate(zip(plan.source.param_groups, plan.groups, strict=True)):
-        view = {**_defaults(to), **new, **plan.options}
         yield f"  group {i}, {len(new['params'])} parameters"
-        ratio = plan.ratios[i]
-        if ratio is None:
+        if plan.lr is not None:
             yield f"    lr {_show(old['lr'])} -> {_show(new['lr'])}: as given"
         else:
-            before, after = gain(source, old, plan.alignment), gain(to, view, plan.alignment)
+            before, after = plan.gains(i)
+            yield f"    lr {_show(old['lr'])} -> {_show(new['lr'])}: times {before / after:.6g}"
             stays = f"{before:.6g} lr before, {after:.6g} lr after, with s* = {plan.alignment:g}"
-            yield f"    lr {_show(old['lr'])} -> {_show(new['lr'])}: times {ratio:.6g}"
             yield f"      so that the effective lr stays: {stays}"
-        yield from _describe_options(to, old, view)
+        yield from _describe_options(to, old, plan.view(i))
     yield f"  buffers: {_about_buffers(plan)}"
     if issubclass(to, TorqueOptimizer):
         same = isinstance(plan.source, TorqueOptimizer) and plan.buffers != "fresh"
+        same = same and plan.source.param_groups[0]["scope"] == plan.view(0)["scope"]
         yield f"  alignment: {'carried' if same else f'starts at {plan.alignment:g}'}"
     yield from (f"  {note}" for note in plan.notes)
 
@@ -285,7 +325,7 @@ def _describe_options(to: type[Optimizer], old: dict[str, Any], new: dict[str, A
         elif old[name] == new[name]:
             yield f"    {name} {_show(old[name])}: carried"
         else:
-            why = "decay is lr times weight_decay, and stays" if name == "weight_decay" else "as given"
+            why = "lr times weight_decay stays" if name == "weight_decay" else "as given"
             why = "goes with lr" if name in _RATES else why
             yield f"    {name} {_show(old[name])} -> {_show(new[name])}: {why}"
     own = [f"{name}={_show(new[name])}" for name in new if name not in {*old, *unsaid}]
@@ -297,17 +337,17 @@ def _about_buffers(plan: Plan) -> str:
     count = sum(1 for state in plan.source.state.values() if any(v is not None for v in state.values()))
     if plan.buffers == "fresh":
         return f"fresh; those of {count} parameters are left behind"
-    views = [{**_defaults(plan.to), **new, **plan.options} for new in plan.groups]
-    factors = [
-        gain(plan.to, view, plan.alignment) / gain(type(plan.source), old, plan.alignment)
-        for old, view in zip(plan.source.param_groups, views, strict=True)
-    ]
+    places = range(len(plan.groups))
+    factors = [after / before for before, after in map(plan.gains, places)]
     if plan.buffers == "keep":
         text = f"kept as they are, for {count} parameters"
-        if family(plan.to) == "adam" or None in plan.ratios:
+        if family(plan.to) == "adam":
+            return f"{text}; the step does not continue"
+        if plan.lr is not None:
             return text
         # m was settled under the old weights: beta m + w g, in units of the settled momentum to come
-        steps = [v["momentum"] / f + (1 - v["momentum"]) for f, v in zip(factors, views, strict=True)]
+        betas = [plan.view(i)["momentum"] for i in places]
+        steps = [beta / f + (1 - beta) for f, beta in zip(factors, betas, strict=True)]
         return f"{text}; for a steady gradient the first step is {_list(steps)} of the one before"
     text = f"rescaled, for {count} parameters: momentum times {_list(factors)}"
     corrections = ", bias corrections folded in" if family(plan.to) == "adam" else ""

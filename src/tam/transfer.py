@@ -42,14 +42,18 @@ def transfer_lr(
     learning_rate("lr", lr)
     below_one("momentum", momentum)
     below_one("to_momentum", to_momentum)
-    check_alignment(alignment)
+    alignment = check_alignment(alignment)
     return lr * (2 * (1 - to_momentum) / ((1 + alignment) * (1 - momentum)))
 
 
-def check_alignment(alignment: Any) -> None:
-    """s* must leave gradients some weight."""
-    if isinstance(alignment, bool) or not isinstance(alignment, (int, float)) or not -1 < alignment <= 1:
-        raise ValueError(f"alignment={alignment!r}: must be a number in (-1, 1]")
+def check_alignment(alignment: Any) -> float:
+    """s* as a number. It must leave gradients some weight, and is not read from a device."""
+    value = alignment
+    if isinstance(value, Tensor) and value.numel() == 1 and value.device.type == "cpu":
+        value = value.item()
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not -1 < value <= 1:
+        raise ValueError(f"alignment={alignment!r}: must be a number in (-1, 1], or a CPU tensor of one")
+    return float(value)
 
 
 def family(cls: type[Optimizer]) -> str | None:

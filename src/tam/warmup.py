@@ -9,11 +9,12 @@ from torch import Tensor
 from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 
-from tam.hand_over import Plan, carry, choose_buffers, plan
+from tam.hand_over import WARMUP, NoRuleError, Plan, carry, choose_buffers, plan
+from tam.transfer import check_alignment
 
 Factory = Callable[[list[dict[str, Any]]], Optimizer]
 
-STEPS, TAKEN, RATIO = "warmup_steps", "warmup_step", "warmup_ratio"  # kept in every group
+STEPS, TAKEN, RATIO = WARMUP
 _AMP = ("grad_scale", "found_inf")  # where GradScaler leaves unscaling to the step
 
 
@@ -30,23 +31,32 @@ class Warmup(Optimizer):
     Args:
         first: the optimizer to begin with; leave its steps to this one
         then: a class, whose options are carried over as by `handover`; or a function that makes the second
-            optimizer from a list of groups, for other options, or where there is no rule for lr:
-            `lambda groups: torch.optim.Adam(groups, lr=1e-3)`
+            optimizer, all of its options included, from a list of groups that have parameters and nothing
+            else: `lambda groups: torch.optim.Adam(groups, lr=1e-3)`. It is called now, to see that it works,
+            and at the switch
         steps: how many steps `first` takes
         buffers: "keep", "rescale" or "fresh", as for `handover`
+        alignment: s*, as for `handover`
     """
 
     def __init__(
-        self, first: Optimizer, then: type[Optimizer] | Factory, steps: int, *, buffers: str | None = None
+        self,
+        first: Optimizer,
+        then: type[Optimizer] | Factory,
+        steps: int,
+        *,
+        buffers: str | None = None,
+        alignment: float = 0.0,
     ) -> None:
         if not isinstance(first, Optimizer) or isinstance(first, Warmup):
-            raise TypeError(f"first must be an optimizer, and no Warmup, not {first!r}")
+            raise TypeError(f"first must be an optimizer, and no Warmup, not a {type(first).__name__}")
         if not callable(then):
             raise TypeError(f"then must be an optimizer class or a function that makes one, not {then!r}")
         if isinstance(steps, bool) or not isinstance(steps, int) or steps <= 0:
             raise ValueError(f"steps={steps!r}: must be a whole number > 0")
         super().__init__(first.param_groups, first.defaults)
         self.first, self.then, self.buffers = first, then, buffers
+        self.alignment = check_alignment(alignment)
         self._second: Optimizer | None = None
         self.param_groups, self.state = first.param_groups, first.state
         # Made once now, so that what cannot be done is known before the training begins.
@@ -131,7 +141,8 @@ class Warmup(Optimizer):
     @_disable_dynamo
     def _switch(self) -> None:
         second = self._make_second()
-        carry(self.first, second, choose_buffers(type(self.first), type(second), self.buffers), release=True)
+        buffers = choose_buffers(type(self.first), type(second), self.buffers)
+        carry(self.first, second, buffers, alignment=self.alignment, release=True)
         # Our groups stay the same objects, and show the options of the optimizer at work.
         self.first.param_groups = [dict(group) for group in self.param_groups]
         for ours, group in zip(self.param_groups, second.param_groups, strict=True):
@@ -152,21 +163,23 @@ class Warmup(Optimizer):
             return self._plan(self.then).build()
         second = self.then([_bare(group) for group in self.first.param_groups])
         if not isinstance(second, Optimizer):
-            raise TypeError(f"then must make an optimizer, but made {second!r}")
+            raise TypeError(f"then must make an optimizer, but made a {type(second).__name__}")
         _check_same_parameters(self.first, second)
         return second
 
     def _plan(self, then: type[Optimizer]) -> Plan:
         try:
-            return plan(self.first, then, buffers=self.buffers, options={})
-        except ValueError as error:
-            hint = f"Or give `then` as a function: lambda groups: {then.__name__}(groups, lr=...)"
-            raise ValueError(f"{error}. {hint}") from None
+            return plan(self.first, then, buffers=self.buffers, alignment=self.alignment, options={})
+        except NoRuleError as error:
+            remedy = f"give `then` as a function, lambda groups: {then.__name__}(groups, lr=...)"
+            raise ValueError(f"{error.reason}: {remedy}") from None
 
     def _ratios(self, second: Optimizer) -> list[float]:
         """The second optimizer's lr by the first one's, for each group."""
         if isinstance(self.then, type):
-            return [ratio for ratio in self._plan(self.then).ratios if ratio is not None]
+            planned = self._plan(self.then)
+            gains = map(planned.gains, range(len(planned.groups)))
+            return [before / after for before, after in gains]
         rates = [(float(a["lr"]), float(b["lr"])) for a, b in _pairs(self.first, second)]
         for i, (ours, _) in enumerate(rates):
             if ours == 0:
@@ -197,7 +210,7 @@ class Warmup(Optimizer):
     # ------------------------------------------------------------------ checkpoints
 
     def __getstate__(self) -> dict[str, Any]:
-        own = ("first", "then", "buffers", "_second", "_kinds")
+        own = ("first", "then", "buffers", "alignment", "_second", "_kinds")
         return {**super().__getstate__(), **{name: self.__dict__[name] for name in own}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -213,6 +226,11 @@ class Warmup(Optimizer):
                 )
             switched = saved[0][TAKEN] >= saved[0][STEPS]
             inner.append((self._second or self._make_second()) if switched else self.first)
+            if any(_kind(inner[-1]) in inner[-1].defaults and _kind(inner[-1]) not in g for g in saved):
+                raise ValueError(
+                    f"the checkpoint is of another optimizer than {type(inner[-1]).__name__}: its groups "
+                    f"have no {_kind(inner[-1])!r}, but {', '.join(sorted(saved[0])[:8])}"
+                )
             inner[-1].load_state_dict(checkpoint)
             return {**checkpoint, "state": {}}  # the rest is bookkeeping
 
@@ -255,6 +273,6 @@ def _check_same_parameters(first: Optimizer, second: Optimizer) -> None:
         p is q for a, b in _pairs(first, second) for p, q in zip(a["params"], b["params"], strict=True)
     ):
         raise ValueError(
-            "the second optimizer must have the groups it is given: the first one has groups of "
-            f"{counts[0]} parameters, the second of {counts[1]}"
+            "the second optimizer must have the parameters it is given, in the same groups: the first has "
+            f"groups of {counts[0]} parameters, the second of {counts[1]}, or other parameters"
         )

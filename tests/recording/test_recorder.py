@@ -247,6 +247,37 @@ def test_lines_of_json_as_it_goes_and_afterwards(tmp_path: Path) -> None:
     assert torch.equal(torch.tensor([row["alignment"] for row in rows]).double(), recorder["alignment"])
 
 
+def test_a_killed_run_goes_on_in_its_file(tmp_path: Path) -> None:
+    """Lines after the checkpoint, and half a line, are gone; those before it are there."""
+    file = tmp_path / "runs" / "run.jsonl"  # a folder that is not there yet
+    sgd = SGD(parameters(SHAPES), lr=0.1, momentum=0.9)
+    recorder = tam.Recorder(sgd, capacity=2, jsonl=file)
+    train(sgd, 5)
+    saved = recorder.state_dict()
+    assert len(file.read_text().splitlines()) == 5
+    train(sgd, 8, start=5)
+    for hook in recorder._hooks:  # as if the process were gone
+        hook.remove()
+    with file.open("a") as open_file:
+        open_file.write('{"step": 12, "align')
+    again = tam.Recorder(sgd, jsonl=file)
+    again.load_state_dict(saved)
+    train(sgd, 2, start=5)
+    again.close()
+    assert [json.loads(line)["step"] for line in file.read_text().splitlines()] == [1, 2, 3, 4, 5, 6, 7]
+
+
+def test_it_looks_inside_wrappers() -> None:
+    accelerate = pytest.importorskip("accelerate")
+    warmup = tam.Warmup(tam.TAM(parameters(SHAPES)), SGD, 2)
+    wrapped = accelerate.Accelerator(cpu=True).prepare_optimizer(warmup)
+    recorder = tam.Recorder(wrapped, "grad_norm")
+    train(wrapped, 4)
+    assert recorder["step"].tolist() == [1, 2, 3, 4] and recorder.quantities == ("grad_norm",)
+    assert [row["step"] for row in recorder] == [1, 2, 3, 4]
+    assert repr(recorder) == "Recorder(SGD, 4 of 4 steps)"
+
+
 def test_json_has_no_nan(tmp_path: Path) -> None:
     sgd = SGD([torch.nn.Parameter(torch.zeros(2))], lr=0.1, momentum=0.9)
     recorder = tam.Recorder(sgd)

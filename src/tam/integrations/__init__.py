@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 from torch import Tensor
-from torch.optim import Optimizer
 
+from tam._wrappers import layers, unwrap
 from tam.warmup import Warmup
 
 __all__ = ["has_readings", "may_have_readings", "readings", "unwrap"]
-
-
-def unwrap(optimizer: Any) -> Any:
-    """The optimizer at work inside the wrappers of accelerate, Lightning and the like."""
-    return list(_layers(optimizer))[-1]
 
 
 def has_readings(optimizer: Any) -> bool:
@@ -25,18 +19,21 @@ def has_readings(optimizer: Any) -> bool:
 
 def may_have_readings(optimizer: Any) -> bool:
     """Whether it has an alignment, or is a Warmup, one of whose optimizers may have one."""
-    return has_readings(optimizer) or any(isinstance(layer, Warmup) for layer in _layers(optimizer))
+    return has_readings(optimizer) or any(isinstance(layer, Warmup) for layer in layers(optimizer))
 
 
 def readings(optimizer: Any) -> dict[str, Tensor]:
     """s, d and |g| of the last step, by the names they are logged under: 0-dim tensors on their device.
 
-    Where there are several segments s and d are means, and the least and the greatest s come besides.
+    Where there are several segments s and d are means, and the least and the greatest s come besides. Empty
+    where a Warmup is at work with an optimizer that has no alignment.
     """
     # Some wrappers pass for the optimizer's class, but do not have all of its attributes.
-    optimizer = unwrap(optimizer)
-    if not has_readings(optimizer):
+    if not may_have_readings(optimizer):
         raise TypeError(complaint(optimizer))
+    if not has_readings(optimizer):
+        return {}
+    optimizer = unwrap(optimizer)
     s = optimizer.alignment
     found = {
         "tam/alignment": s.mean(),
@@ -52,10 +49,3 @@ def complaint(*optimizers: Any) -> str:
     """What to say where there is nothing to read."""
     names = ", ".join(type(unwrap(optimizer)).__name__ for optimizer in optimizers)
     return f"no alignment to log in {names or 'no optimizer'}: use tam.TAM, tam.AdaTAM or tam.AdaTAMW"
-
-
-def _layers(optimizer: Any) -> Iterator[Any]:
-    """The optimizer and what it wraps, from outside to inside."""
-    yield optimizer
-    while isinstance(optimizer := getattr(optimizer, "optimizer", None), Optimizer):
-        yield optimizer

@@ -30,6 +30,33 @@ def json_line(row: dict[str, Any]) -> str:
     return json.dumps({name: known(value) for name, value in row.items()}) + "\n"
 
 
+class Lines:
+    """A file to which steps are appended, a line each."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.open("a").close()  # now, if it cannot be written
+        self.path = path
+
+    def append(self, rows: Iterator[dict[str, Any]]) -> None:
+        with self.path.open("a", encoding="utf-8") as file:
+            file.writelines(json_line(row) for row in rows)
+
+    def cut(self, step: int) -> None:
+        """Removes what is about later steps, and a last line that a killed process has left unfinished."""
+        kept = []
+        for line in self.path.read_text(encoding="utf-8").splitlines():
+            try:
+                late = json.loads(line)["step"] > step
+            except (ValueError, KeyError, TypeError):
+                continue
+            if not late:
+                kept.append(line + "\n")
+        replacement = self.path.with_name(self.path.name + ".part")
+        replacement.write_text("".join(kept), encoding="utf-8")
+        replacement.replace(self.path)
+
+
 def open_writer(target: Any) -> Any:
     """A SummaryWriter: the given one, or a new one for the given folder."""
     if not isinstance(target, (str, Path)):

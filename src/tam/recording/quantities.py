@@ -9,34 +9,32 @@ from typing import Any
 import torch
 from torch.optim import SGD, Optimizer
 
+from tam._wrappers import unwrap
 from tam.kernels.torque import settle
 from tam.optimizers import AngularGrad
 from tam.optimizers.torque import TorqueOptimizer
 from tam.recording.measure import NORMS, params_of
 from tam.recording.ring import Block, Mark
 from tam.transfer import family, gain
-from tam.warmup import Warmup
 
 QUANTITIES = (
     "alignment", "damping", "grad_norm", "momentum_norm", "update_norm", "update_ratio", "effective_lr",
 )  # fmt: skip
 
 
-def at_work(optimizer: Optimizer) -> Optimizer:
-    return optimizer.optimizer if isinstance(optimizer, Warmup) else optimizer
-
-
 def choose_quantities(optimizer: Optimizer, quantities: Sequence[str] | None) -> tuple[str, ...]:
     """The quantities to record, checked."""
     if not isinstance(optimizer, Optimizer):
-        raise TypeError(f"a Recorder records a torch.optim.Optimizer, not {optimizer!r}")
-    optimizer = at_work(optimizer)
+        raise TypeError(f"a Recorder records a torch.optim.Optimizer, not a {type(optimizer).__name__}")
+    optimizer = unwrap(optimizer)
     if family(type(optimizer)) is None and not isinstance(optimizer, AngularGrad):
-        raise TypeError(f"a Recorder knows the optimizers of tam.registry, not {type(optimizer).__name__}")
+        known = "torch's SGD, Adam and AdamW, TAM, AdaTAM, AdaTAMW and AngularGrad"
+        raise TypeError(f"a Recorder knows {known}, not {type(optimizer).__name__}")
     if any(type(p).__name__ == "DTensor" for p in params_of(optimizer)):
         raise TypeError("a Recorder cannot record sharded parameters (DTensor): it would see a part of each")
     if quantities is None:
         return tuple(q for q in QUANTITIES if _obstacle(optimizer, q) is None)
+    quantities = [quantities] if isinstance(quantities, str) else quantities
     for quantity in quantities:
         check_quantity(optimizer, quantity)
     return tuple(q for q in QUANTITIES if q in quantities)

@@ -13,10 +13,10 @@ from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 
 from tam._extras import missing
+from tam._wrappers import layers, unwrap
 from tam.recording.measure import observer, refuse_capture
-from tam.recording.outputs import columns, json_line, open_writer, write_scalars
+from tam.recording.outputs import Lines, columns, json_line, open_writer, write_scalars
 from tam.recording.quantities import (
-    at_work,
     check_quantity,
     choose_quantities,
     derive,
@@ -82,14 +82,15 @@ class Recorder:
         self._first = [0.0]  # s before the first row
         self._last: list[list[float]] = []  # s after the last row of each block that is done
         self._written = 0  # how many of the blocks are done: sent, and in the outputs
-        self._file = None if jsonl is None else Path(jsonl).open("a", encoding="utf-8")  # noqa: SIM115
+        self._file = None if jsonl is None else Lines(Path(jsonl))
         self._writer = open_writer(tensorboard)
         self._hooks: list[Any] = []
         self._follow: Any = None
-        self._attached = at_work(optimizer)
+        self._attached = unwrap(optimizer)
         self._attach()
-        if isinstance(optimizer, Warmup):
-            self._follow = optimizer.register_step_pre_hook(lambda *_: self._attach())
+        for layer in layers(optimizer):
+            if isinstance(layer, Warmup):
+                self._follow = layer.register_step_pre_hook(lambda *_: self._attach())
 
     # ------------------------------------------------------------------ what was recorded
 
@@ -99,7 +100,7 @@ class Recorder:
     def __getitem__(self, quantity: str) -> Tensor:
         """A quantity by recorded step, on the CPU: [steps], or [steps, segments or groups] if several."""
         if quantity != "step" and quantity not in self.quantities:
-            check_quantity(at_work(self.optimizer), quantity)
+            check_quantity(unwrap(self.optimizer), quantity)
             raise ValueError(f"{quantity} was not recorded; there are {', '.join(self.quantities)}")
         rows = [row[quantity] for row in self.rows()]
         width = max((len(row) for row in rows if isinstance(row, list)), default=1)
@@ -107,6 +108,12 @@ class Recorder:
             rows = [row if isinstance(row, list) else [row] for row in rows]
             rows = [row + [math.nan] * (width - len(row)) for row in rows]
         return torch.tensor(rows, dtype=torch.int64 if quantity == "step" else torch.float64)
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        return self.rows()
+
+    def __repr__(self) -> str:
+        return f"Recorder({type(self._attached).__name__}, {len(self)} of {self.step} steps)"
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """The recorded steps, each a dict: the step's number (the first is 1) and its quantities."""
@@ -144,11 +151,17 @@ class Recorder:
             raise missing("Recorder.plot", "record", error) from error
         if ax is None:
             ax = pyplot.subplots()[1]
-        if values.ndim == 1 or values.shape[-1] <= 8:
+        if values.ndim == 1:
             ax.plot(x, values.tolist())
+        elif values.shape[-1] <= 8:
+            ax.plot(x, values.tolist(), label=[f"{quantity}/{i}" for i in range(values.shape[-1])])
+            ax.legend()
         else:
             ax.plot(x, values.mean(-1).tolist())
             ax.fill_between(x, values.amin(-1).tolist(), values.amax(-1).tolist(), alpha=0.2)
+        for before, block in zip(self._blocks, self._blocks[1:], strict=False):
+            if block.cls is not before.cls:  # a hand-over
+                ax.axvline(block.marks[0].step - 0.5, color="grey", linestyle="--", linewidth=0.8)
         if quantity == "alignment":
             ax.axhline(0.0, color="grey", linewidth=0.8)
         ax.set_xlabel("step")
@@ -170,9 +183,6 @@ class Recorder:
             hook.remove()
         self._hooks, self._follow = [], None
         self.flush()
-        if self._file is not None:
-            self._file.close()
-            self._file = None
 
     def __enter__(self) -> Self:
         return self
@@ -181,16 +191,18 @@ class Recorder:
         self.close()
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed run needs to go on recording: the step count and s; not what was recorded."""
-        self._finish()
+        """The step count and s, for a resumed run to go on from; brings the outputs up to date."""
+        self.flush()
         s = self._settled(len(self._blocks) - 1)[-1] if self._blocks else self._first
         return {"step": self.step, "alignment": s}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Goes on where another recorder stopped."""
+        """Goes on where another recorder stopped; lines of the jsonl file about later steps are removed."""
         if self._blocks:
             raise RuntimeError("this recorder has recorded steps already: load into a new one")
         self.step, self._first = state_dict["step"], list(state_dict["alignment"])
+        if self._file is not None:
+            self._file.cut(self.step)
 
     # ------------------------------------------------------------------ hooks
 
@@ -199,7 +211,7 @@ class Recorder:
 
         Not to a Warmup itself: after the last step of its first optimizer nothing can be read there.
         """
-        active = at_work(self.optimizer)
+        active = unwrap(self.optimizer)
         if self._hooks and active is self._attached:
             return
         for hook in self._hooks:
@@ -282,8 +294,7 @@ class Recorder:
     def _write_out(self, upto: int) -> None:
         for k in range(self._written, upto):
             if self._file is not None:
-                self._file.writelines(json_line(row) for row in self._read(k))
-                self._file.flush()
+                self._file.append(self._read(k))
             if self._writer is not None:
                 write_scalars(self._writer, self._read(k))
         self._written = upto
