@@ -176,10 +176,8 @@ def test_adams_buffers_and_step_count(options: dict[str, Any], steps: int) -> No
 @pytest.mark.parametrize("options", [{}, {"bias_correction": True}, {"ema": True}], ids=str)
 @pytest.mark.parametrize("steps", [1, 7, 200])
 @pytest.mark.parametrize("there", [True, False])
-def test_the_step_right_after_has_the_size_of_the_step_before(
-    options: dict[str, Any], steps: int, there: bool
-) -> None:
-    """The step an unchanged momentum and denominator give: lr m / (sqrt(v) + eps), as each rule has it."""
+def test_rescaled_buffers_give_the_step_before(options: dict[str, Any], steps: int, there: bool) -> None:
+    """lr m / (sqrt(v) + eps), as each rule corrects m and v, is the same before and after."""
     adam = {"lr": 1e-3, "betas": (0.9, 0.99)}
     if there:
         first = train(make(Adam, **adam), steps)
@@ -216,6 +214,23 @@ def test_a_steady_gradient_notices_nothing() -> None:
     third = tam.handover(second, AdamW)
     for _ in range(5):
         assert_close(step_of(third, g), before, rel=1e-6)
+
+
+@pytest.mark.parametrize("options", [{}, {"bias_correction": True}, {"ema": True}], ids=str)
+@pytest.mark.parametrize("there", [True, False])
+def test_the_next_step_has_the_size_of_the_one_before(options: dict[str, Any], there: bool) -> None:
+    """Real steps on a steady gradient, once v has settled; to AdaTAM at any time."""
+    held = {"smoothing": 1.0, "floor": 0.0, **options}
+    for steps in (1, 3, 300) if there else (300,):
+        (p,) = parameters([(3,)], torch.float64)
+        g = [torch.tensor([1.0, -2.0, 3.0], dtype=torch.float64)]
+        adam = {"lr": 1e-3, "betas": (0.9, 0.95)}
+        first: Optimizer = Adam([p], **adam) if there else tam.AdaTAM([p], **adam, **held)
+        for _ in range(steps):
+            before = step_of(first, g)
+        second = tam.handover(first, tam.AdaTAM, **held) if there else tam.handover(first, Adam)
+        for _ in range(4):
+            assert_close(step_of(second, g), before, rel=1e-6)
 
 
 def test_a_given_lr_keeps_the_decay_of_a_step() -> None:
@@ -411,3 +426,25 @@ def test_the_plan_has_each_groups_own_options(capsys: pytest.CaptureFixture[str]
 def test_the_plan_says_that_a_momentum_is_lacking(capsys: pytest.CaptureFixture[str]) -> None:
     tam.explain_handover(make(SGD, momentum=0.0), tam.TAM)
     assert "momentum=0 is carried" in capsys.readouterr().out
+
+
+def test_a_given_lr_is_what_the_next_scheduler_starts_from() -> None:
+    first = make(tam.TAM, lr=0.2)
+    torch.optim.lr_scheduler.LambdaLR(first, lambda t: 0.5)
+    new = tam.handover(first, Adam, lr=1e-3)
+    torch.optim.lr_scheduler.LambdaLR(new, lambda t: 1.0)
+    assert new.param_groups[0]["lr"] == 1e-3
+
+
+def test_subclasses_that_pass_their_options_on() -> None:
+    class Mine(tam.TAM):
+        def __init__(self, params: Any, note: str = "", **options: Any) -> None:
+            super().__init__(params, **options)
+
+    new = tam.handover(train(make(SGD), 2), Mine, smoothing=0.5)
+    assert type(new) is Mine and new.param_groups[0]["lr"] == 0.02 and new.param_groups[0]["smoothing"] == 0.5
+
+
+def test_capturable_is_dropped_where_torch_would_refuse_it() -> None:
+    first = train(make(tam.AdaTAM, capturable=True), 2)
+    train(tam.handover(first, Adam), 1)

@@ -373,6 +373,54 @@ def test_s_may_be_given() -> None:
     assert_same(train(warmup, 3, start=SWITCH), second)
 
 
+@pytest.mark.parametrize(
+    "first, then, name",
+    [
+        (lambda ps: tam.AdaTAM(ps), lambda g: Adam(g, lr=1e-3, amsgrad=True), "amsgrad"),
+        (lambda ps: SGD(ps, lr=0.1, momentum=0.9, nesterov=True), lambda g: tam.TAM(g, lr=0.2), "nesterov"),
+        (lambda ps: SGD(ps, lr=0.1, momentum=0.9, dampening=0.5), lambda g: tam.TAM(g, lr=0.2), "dampening"),
+    ],
+)
+def test_a_function_does_not_get_around_what_is_refused(first: Any, then: Any, name: str) -> None:
+    with pytest.raises(ValueError, match=name):
+        tam.Warmup(first(parameters(SHAPES)), then, 2)
+    train(tam.Warmup(first(parameters(SHAPES)), then, 2, buffers="fresh"), 4)
+
+
+def test_a_group_from_a_generator() -> None:
+    for at in (1, SWITCH + 1):
+        warmup = train(tam_to_sgd(), at)
+        warmup.add_param_group({"params": (p for p in parameters([(2,), (3,)]))})
+        assert [len(group["params"]) for group in warmup.param_groups] == [3, 2]
+
+
+def test_a_switch_that_fails_can_be_saved_and_tried_again() -> None:
+    calls = []
+
+    def then(groups: Any) -> Optimizer:
+        calls.append(1)
+        if len(calls) == 2:
+            raise RuntimeError("not now")
+        return SGD(groups, lr=0.01, momentum=0.9)
+
+    warmup = train(tam.Warmup(tam.TAM(parameters(SHAPES), lr=0.02), then, 3), 2)
+    with pytest.raises(RuntimeError, match="not now"):
+        train(warmup, 1, start=2)
+    again = tam.Warmup(tam.TAM(parameters(SHAPES), lr=0.02), then, 3)
+    again.load_state_dict(warmup.state_dict())
+    assert not again.switched
+    train(again, 1, start=3)
+    assert again.switched
+
+
+def test_memory_and_defaults_follow_the_optimizer_at_work() -> None:
+    warmup = train(tam_to_sgd(), SWITCH)
+    assert not warmup.first.state and "smoothing" not in warmup.defaults and warmup.defaults["lr"] == 0.02
+    fresh = train(tam_to_sgd(), 2)
+    fresh.load_state_dict(warmup.state_dict())
+    assert not fresh.first.state and fresh.switched
+
+
 def test_it_is_not_handed_over_as_a_whole() -> None:
     warmup = train(tam_to_sgd(), 2)
     with pytest.raises(TypeError, match=r"Warmup wraps another optimizer: hand over its `\.optimizer`"):

@@ -190,15 +190,17 @@ def _new_group(plan: Plan, i: int, known: list[str]) -> dict[str, Any]:
     group = plan.source.param_groups[i]
     new = {k: v for k, v in group.items() if k in known and k not in options}
     # What users and schedulers have put there; a Warmup's own count is not carried.
-    new |= {k: v for k, v in group.items() if k not in {*plan.source.defaults, *known, *WARMUP}}
+    new |= {k: v for k, v in group.items() if k not in {*plan.source.defaults, *known, *WARMUP, *_RATES}}
     if issubclass(to, TorqueOptimizer) and new.get("fused"):
         new["fused"] = None  # where it can be: torch's kernels and ours do not take the same tensors
+    if new.get("capturable") and not all(p.is_cuda for p in group["params"]):
+        new["capturable"] = False  # ours accept it anywhere, torch's do not
     view = {**_defaults(to), **options, **new}
     ratio = None
     if shares(source, to):
         if plan.lr is None or plan.buffers != "fresh":
-            _refuse(i, source, group)
-            _refuse(i, to, view)
+            refuse(i, source, group)
+            refuse(i, to, view)
         ratio = gain(source, group, plan.alignment) / gain(to, view, plan.alignment)
     new["lr"] = plan.lr
     if plan.lr is None:
@@ -259,7 +261,8 @@ def _decay(plan: Plan, i: int, view: dict[str, Any], lr: Any, ratio: float | Non
     return decay / ratio if ratio else decay
 
 
-def _refuse(i: int, cls: type[Optimizer], group: dict[str, Any]) -> None:
+def refuse(i: int, cls: type[Optimizer], group: dict[str, Any]) -> None:
+    """Raises where an option of the group leaves its buffers without a rule."""
     for name, harmless in REFUSED.items():
         if group.get(name, harmless) != harmless:
             raise NoRuleError(
@@ -285,12 +288,19 @@ def _device_count(optimizer: Optimizer, to: type[Optimizer], options: dict[str, 
 
 def _parameters(cls: type[Optimizer]) -> list[str]:
     """The options the class takes."""
-    return [name for name in inspect.signature(cls).parameters if name != "params"]
+    return [*_defaults(cls)]
 
 
 def _defaults(cls: type[Optimizer]) -> dict[str, Any]:
-    empty = inspect.Parameter.empty
-    return {k: v.default for k, v in inspect.signature(cls).parameters.items() if v.default is not empty}
+    """The options the class takes, and their defaults; those of its bases too where it passes them on."""
+    found: dict[str, Any] = {}
+    for base in cls.__mro__:
+        if "__init__" in vars(base):
+            parameters = inspect.signature(vars(base)["__init__"]).parameters.values()
+            found = {p.name: p.default for p in parameters if p.default is not p.empty} | found
+            if not any(p.kind is p.VAR_KEYWORD for p in parameters):
+                break
+    return found
 
 
 def _describe(plan: Plan) -> Iterator[str]:

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 
-from tam.hand_over import WARMUP, NoRuleError, Plan, carry, choose_buffers, plan
+from tam.hand_over import WARMUP, NoRuleError, Plan, carry, choose_buffers, plan, refuse
 from tam.transfer import check_alignment
 
 Factory = Callable[[list[dict[str, Any]]], Optimizer]
@@ -60,8 +60,11 @@ class Warmup(Optimizer):
         self._second: Optimizer | None = None
         self.param_groups, self.state = first.param_groups, first.state
         # Made once now, so that what cannot be done is known before the training begins.
-        second = self._make_second()
-        choose_buffers(type(first), type(second), buffers)
+        second = self._template = self._make_second()
+        if choose_buffers(type(first), type(second), buffers) != "fresh":
+            for i, (ours, theirs) in enumerate(_pairs(first, second)):
+                refuse(i, type(first), ours)
+                refuse(i, type(second), theirs)
         self._kinds = [_kind(first), _kind(second)]
         for group, ratio in zip(first.param_groups, self._ratios(second), strict=True):
             group |= {STEPS: steps, TAKEN: 0, RATIO: ratio}
@@ -70,6 +73,11 @@ class Warmup(Optimizer):
     def optimizer(self) -> Optimizer:
         """The optimizer that takes the next step."""
         return self.first if self._second is None else self._second
+
+    @property
+    def both(self) -> tuple[Optimizer, Optimizer]:
+        """The two optimizers; before the switch, the second as it would be made at the start."""
+        return self.first, self._second or self._template
 
     @property
     def switched(self) -> bool:
@@ -101,11 +109,11 @@ class Warmup(Optimizer):
             for name in _AMP:
                 if hasattr(self, name):
                     delattr(active, name)
+        # Now and not before the next step: GradScaler asks beforehand what the step can do.
+        if self._second is None and self.param_groups[0][TAKEN] + 1 >= self.param_groups[0][STEPS]:
+            self._switch()
         for group in self.param_groups:
             group[TAKEN] += 1
-        # Now and not before the next step: GradScaler asks beforehand what the step can do.
-        if self._second is None and self.param_groups[0][TAKEN] >= self.param_groups[0][STEPS]:
-            self._switch()
         return loss
 
     @property
@@ -194,6 +202,12 @@ class Warmup(Optimizer):
         if not hasattr(self, "first"):  # torch's __init__ takes over the groups of the first optimizer
             super().add_param_group(param_group)
             return
+        params = param_group["params"]
+        if not isinstance(params, Tensor):
+            param_group = {
+                **param_group,
+                "params": list(params),
+            }  # it may be a generator, and is needed twice
         taken = {k: self.param_groups[0][k] for k in (STEPS, TAKEN, RATIO)}
         if self._second is None:
             self.first.add_param_group(param_group)
@@ -210,7 +224,7 @@ class Warmup(Optimizer):
     # ------------------------------------------------------------------ checkpoints
 
     def __getstate__(self) -> dict[str, Any]:
-        own = ("first", "then", "buffers", "alignment", "_second", "_kinds")
+        own = ("first", "then", "buffers", "alignment", "_second", "_template", "_kinds")
         return {**super().__getstate__(), **{name: self.__dict__[name] for name in own}}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:

@@ -151,3 +151,21 @@ def test_it_follows_a_warmup(there: bool, by_kernels: Any, monkeypatch: pytest.M
     run(two, 6)
     for quantity in plain.quantities:
         torch.testing.assert_close(kernels[quantity], plain[quantity], rtol=1e-5, atol=1e-6)
+
+
+def test_groups_that_change(by_kernels: Any) -> None:
+    """A parameter that comes later is measured from its first step on; maximize may be turned over."""
+    for make in (lambda ps: tam.TAM(ps, lr=0.1), lambda ps: SGD(ps, lr=0.1, momentum=0.9)):
+        one, two = (make(parameters(SHAPES)) for _ in range(2))
+        plain, kernels = tam.Recorder(one), by_kernels(two)
+        for optimizer in (one, two):
+            run(optimizer, 3)
+            optimizer.add_param_group({"params": parameters([(30,)], seed=3)})
+            run(optimizer, 2)
+            for group in optimizer.param_groups:
+                group["maximize"] = True
+            run(optimizer, 2)
+        for quantity in plain.quantities:
+            torch.testing.assert_close(
+                kernels[quantity], plain[quantity], rtol=1e-5, atol=1e-6, equal_nan=True
+            )

@@ -191,6 +191,53 @@ def test_it_follows_a_warmup_across_its_switch() -> None:
     assert recorder["effective_lr"][4] == pytest.approx(0.1 / 0.1)
 
 
+def test_both_optimizers_of_a_warmup_are_asked() -> None:
+    plain = tam.Warmup(tam.TAM(parameters(SHAPES)), lambda groups: SGD(groups, lr=0.1), 2)
+    recorder = tam.Recorder(plain)
+    train(plain, 4)
+    assert recorder["alignment"].isnan().tolist() == [False, False, True, True]
+    assert recorder["momentum_norm"].isnan().tolist() == [False, False, True, True]
+    assert not recorder["grad_norm"].isnan().any()
+    with pytest.raises(TypeError, match="not RMSprop"):
+        tam.Recorder(tam.Warmup(tam.TAM(parameters(SHAPES)), lambda groups: RMSprop(groups, lr=0.1), 2))
+    later = tam.Warmup(SGD(parameters(SHAPES), lr=0.1), tam.TAM, 2)
+    assert "alignment" in tam.Recorder(later).quantities
+
+
+def test_steps_that_raise_are_none() -> None:
+    sgd = SGD(parameters(SHAPES), lr=0.1, momentum=0.9)
+    recorder = tam.Recorder(sgd)
+
+    def closure() -> float:
+        raise RuntimeError("no loss today")
+
+    train(sgd, 1)
+    with pytest.raises(RuntimeError, match="no loss"):
+        sgd.step(closure)
+    train(sgd, 1, start=1)
+    assert recorder["step"].tolist() == [1, 2]
+
+
+def test_after_several_segments_s_goes_on_from_their_mean() -> None:
+    warmup = tam.Warmup(tam.TAM(parameters(SHAPES), scope="tensor", lr=0.2), SGD, 4)
+    recorder = tam.Recorder(warmup)
+    train(warmup, 4)
+    mean, m = float(recorder["alignment"][-1].mean()), flat(momentum(warmup))
+    g = flat(gradients(params_of(warmup), 4))
+    train(warmup, 1, start=4)
+    s = 0.9 * mean + 0.1 * float(m @ g / (m.norm() * g.norm()))
+    assert float(recorder["alignment"][4, 0]) == pytest.approx(s, rel=1e-5)
+
+
+def test_closing_frees_the_copy() -> None:
+    sgd = SGD(parameters(SHAPES), lr=0.1, momentum=0.9)
+    recorder = tam.Recorder(sgd)
+    train(sgd, 2)
+    recorder.close()
+    recorder.close()
+    assert recorder._observer is None and len(recorder["update_norm"]) == 2
+
+
 def test_under_grad_scaler_gradients_are_recorded_unscaled() -> None:
     for fused in (True, False):
         adam, plain = (Adam(parameters(SHAPES), lr=1e-2, fused=fused) for _ in range(2))

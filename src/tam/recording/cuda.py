@@ -52,7 +52,9 @@ class Kernels:
     def before(self, optimizer: Optimizer) -> None:
         self.elsewhere = None
         moved = self.moves and self.versions != [*map(_version, self.params)]  # since they were copied
-        if not (self.cosine or moved or self.unlike):
+        params = params_of(optimizer)
+        same = len(params) == len(self.params) and all(map(is_, params, self.params))
+        if same and not (self.cosine or moved or self.unlike):
             return
         if not self._fits(optimizer):
             self.finish(optimizer)
@@ -121,6 +123,7 @@ class Kernels:
             counts(optimizer) == self.counts
             and all(map(is_, all_tensors(optimizer), self.tensors))
             and [*map(Tensor.data_ptr, self.params)] == self.addresses
+            and [*map(_maximize, optimizer.param_groups)] == self.maximize
             and (self.some is None or self.some.data_ptr() == self.somewhere)
             and getattr(optimizer, "_grad_norm", None) is self.norm
         )
@@ -143,6 +146,7 @@ class Kernels:
             # A new one is a copy at once: for the step before, the parameter has not moved.
             made = [p.detach().clone() if x is None else x for p, x in zip(self.params, found, strict=True)]
             self.copies = {id(p): x for p, x in zip(self.params, made, strict=True)}
+        self.maximize = [*map(_maximize, optimizer.param_groups)]
         signs = [-1 if g.get("maximize") else 1 for g in optimizer.param_groups for _ in g["params"]]
         columns: dict[Column, list[int]] = {
             Column.THETA: self.addresses,
@@ -199,6 +203,10 @@ class Kernels:
         with self.launcher.here():
             self.gradients.set(array("q", addresses))
         return True
+
+
+def _maximize(group: dict[str, Any]) -> bool:
+    return bool(group.get("maximize"))
 
 
 def _same(x: Tensor, p: Tensor) -> bool:

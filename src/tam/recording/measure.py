@@ -54,7 +54,7 @@ class Operations:
         self.device, self.wanted = params_of(optimizer)[0].device, wanted
         self.width = 0
         self.copies: list[Tensor] = []
-        self.sums = torch.zeros(3)
+        self.sums = torch.zeros(3, device=self.device)
 
     @torch.no_grad()
     def before(self, optimizer: Optimizer) -> None:
@@ -81,7 +81,8 @@ class Operations:
             squares[0] = [dot(m, m) for m in momenta]
         if "update" in self.wanted:
             for p, copy in zip(params, self.copies, strict=True):
-                update = p - copy
+                wide = torch.promote_types(p.dtype, torch.float32)
+                update = p.to(wide) - copy.to(wide)
                 squares[1].append(dot(update, update))
                 squares[2].append(dot(copy, copy))
         torch.cat([*found, *(total(column, row).reshape(1) for column in squares)], out=row)
@@ -150,4 +151,4 @@ def refuse_capture() -> None:
 
 
 def _layout(x: Tensor) -> tuple[Any, ...]:
-    return x.shape, x.stride(), x.dtype, x.device
+    return x.shape, x.dtype, x.device

@@ -35,7 +35,10 @@ class Lines:
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.open("a").close()  # now, if it cannot be written
+        with path.open("ab+") as file:  # now, if it cannot be written
+            file.seek(0)
+            written = file.read()
+            file.truncate(written.rfind(b"\n") + 1)  # a killed process may have left half a line
         self.path = path
 
     def append(self, rows: Iterator[dict[str, Any]]) -> None:
@@ -43,15 +46,9 @@ class Lines:
             file.writelines(json_line(row) for row in rows)
 
     def cut(self, step: int) -> None:
-        """Removes what is about later steps, and a last line that a killed process has left unfinished."""
-        kept = []
-        for line in self.path.read_text(encoding="utf-8").splitlines():
-            try:
-                late = json.loads(line)["step"] > step
-            except (ValueError, KeyError, TypeError):
-                continue
-            if not late:
-                kept.append(line + "\n")
+        """Removes what is about later steps."""
+        lines = self.path.read_text(encoding="utf-8").splitlines(keepends=True)
+        kept = [line for line in lines if json.loads(line)["step"] <= step]
         replacement = self.path.with_name(self.path.name + ".part")
         replacement.write_text("".join(kept), encoding="utf-8")
         replacement.replace(self.path)

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch.optim import SGD, Optimizer
 
-from tam._wrappers import unwrap
+from tam._wrappers import layers, unwrap
 from tam.kernels.torque import settle
 from tam.optimizers import AngularGrad
 from tam.optimizers.torque import TorqueOptimizer
 from tam.recording.measure import NORMS, params_of
 from tam.recording.ring import Block, Mark
 from tam.transfer import family, gain
+from tam.warmup import Warmup
 
 QUANTITIES = (
     "alignment", "damping", "grad_norm", "momentum_norm", "update_norm", "update_ratio", "effective_lr",
@@ -26,18 +27,27 @@ def choose_quantities(optimizer: Optimizer, quantities: Sequence[str] | None) ->
     """The quantities to record, checked."""
     if not isinstance(optimizer, Optimizer):
         raise TypeError(f"a Recorder records a torch.optim.Optimizer, not a {type(optimizer).__name__}")
-    optimizer = unwrap(optimizer)
-    if family(type(optimizer)) is None and not isinstance(optimizer, AngularGrad):
-        known = "torch's SGD, Adam and AdamW, TAM, AdaTAM, AdaTAMW and AngularGrad"
-        raise TypeError(f"a Recorder knows {known}, not {type(optimizer).__name__}")
-    if any(type(p).__name__ == "DTensor" for p in params_of(optimizer)):
+    optimizers = to_come(optimizer)
+    for one in optimizers:
+        if family(type(one)) is None and not isinstance(one, AngularGrad):
+            known = "torch's SGD, Adam and AdamW, TAM, AdaTAM, AdaTAMW and AngularGrad"
+            raise TypeError(f"a Recorder knows {known}, not {type(one).__name__}")
+    if any(type(p).__name__ == "DTensor" for p in params_of(optimizers[0])):
         raise TypeError("a Recorder cannot record sharded parameters (DTensor): it would see a part of each")
     if quantities is None:
-        return tuple(q for q in QUANTITIES if _obstacle(optimizer, q) is None)
+        return tuple(q for q in QUANTITIES if any(_obstacle_of(o, q) is None for o in optimizers))
     quantities = [quantities] if isinstance(quantities, str) else quantities
     for quantity in quantities:
         check_quantity(optimizer, quantity)
     return tuple(q for q in QUANTITIES if q in quantities)
+
+
+def to_come(optimizer: Optimizer) -> list[Optimizer]:
+    """The optimizers whose steps there will be: two of a Warmup before its switch."""
+    for layer in layers(optimizer):
+        if isinstance(layer, Warmup) and not layer.switched:
+            return list(layer.both)
+    return [unwrap(optimizer)]
 
 
 def measured(quantities: Sequence[str]) -> set[str]:
@@ -50,18 +60,24 @@ def measured(quantities: Sequence[str]) -> set[str]:
 
 
 def check_quantity(optimizer: Optimizer, quantity: str) -> None:
+    """Raises where none of the optimizers to come has the quantity."""
     if quantity not in QUANTITIES:
         raise ValueError(f"{quantity!r} is no quantity; there are {', '.join(QUANTITIES)}")
-    obstacle = _obstacle(optimizer, quantity)
-    if obstacle is not None:
-        raise ValueError(f"{quantity} cannot be recorded: {obstacle}")
+    obstacles = [_obstacle_of(one, quantity) for one in to_come(optimizer)]
+    if None not in obstacles:
+        raise ValueError(f"{quantity} cannot be recorded: {obstacles[0]}")
 
 
-def _obstacle(optimizer: Optimizer, quantity: str) -> str | None:
-    still = isinstance(optimizer, SGD) and all(group["momentum"] == 0 for group in optimizer.param_groups)
+def _obstacle_of(optimizer: Optimizer, quantity: str) -> str | None:
+    return obstacle(type(optimizer), optimizer.param_groups, quantity)
+
+
+def obstacle(cls: type[Optimizer], groups: Sequence[Mapping[str, Any]], quantity: str) -> str | None:
+    """Why an optimizer has no such quantity; None where it has."""
+    still = issubclass(cls, SGD) and all(group["momentum"] == 0 for group in groups)
     if still and quantity in ("alignment", "damping", "momentum_norm"):
         return "SGD without momentum has nothing to compare the gradient with"
-    if quantity == "effective_lr" and isinstance(optimizer, AngularGrad):
+    if quantity == "effective_lr" and issubclass(cls, AngularGrad):
         return "AngularGrad's differs from coordinate to coordinate"
     return None
 
@@ -83,9 +99,13 @@ def settled(block: Block, s: list[float], smoothing: float) -> list[list[float]]
     return found
 
 
-def derive(quantity: str, row: list[float], s: list[float], cls: type[Optimizer], mark: Mark) -> Any:
+def derive(
+    quantity: str, row: list[float], s: list[float], cls: type[Optimizer], rates: list[float], mark: Mark
+) -> Any:
     """A quantity of one step from its row: a number, or a list where there are several."""
     momentum, update, theta = row[-NORMS:]
+    if obstacle(cls, [options for _, options in mark.groups], quantity) is not None:
+        return math.nan
     if quantity == "alignment":
         return _one(s)
     if quantity == "damping":
@@ -99,8 +119,8 @@ def derive(quantity: str, row: list[float], s: list[float], cls: type[Optimizer]
     if quantity == "update_ratio":
         return _root(update / theta) if theta else math.nan
     return _one([
-        float(lr) * gain(cls, options, _of_group(s, i, [size for size, _ in mark.groups]))
-        for i, (lr, (_, options)) in enumerate(zip(mark.rates, mark.groups, strict=True))
+        lr * gain(cls, options, _of_group(s, i, [size for size, _ in mark.groups]))
+        for i, (lr, (_, options)) in enumerate(zip(rates, mark.groups, strict=True))
     ])  # fmt: skip
 
 

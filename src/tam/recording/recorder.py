@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from tam._extras import missing
 from tam._wrappers import layers, unwrap
-from tam.recording.measure import observer, refuse_capture
+from tam.recording.measure import Observer, observer, refuse_capture
 from tam.recording.outputs import Lines, columns, json_line, open_writer, write_scalars
 from tam.recording.quantities import (
     check_quantity,
@@ -84,9 +84,11 @@ class Recorder:
         self._written = 0  # how many of the blocks are done: sent, and in the outputs
         self._file = None if jsonl is None else Lines(Path(jsonl))
         self._writer = open_writer(tensorboard)
+        self._writer_is_ours = self._writer is not tensorboard
         self._hooks: list[Any] = []
         self._follow: Any = None
         self._attached = unwrap(optimizer)
+        self._observer: Observer | None = None
         self._attach()
         for layer in layers(optimizer):
             if isinstance(layer, Warmup):
@@ -100,7 +102,7 @@ class Recorder:
     def __getitem__(self, quantity: str) -> Tensor:
         """A quantity by recorded step, on the CPU: [steps], or [steps, segments or groups] if several."""
         if quantity != "step" and quantity not in self.quantities:
-            check_quantity(unwrap(self.optimizer), quantity)
+            check_quantity(self.optimizer, quantity)
             raise ValueError(f"{quantity} was not recorded; there are {', '.join(self.quantities)}")
         rows = [row[quantity] for row in self.rows()]
         width = max((len(row) for row in rows if isinstance(row, list)), default=1)
@@ -183,6 +185,10 @@ class Recorder:
             hook.remove()
         self._hooks, self._follow = [], None
         self.flush()
+        self._observer = None  # and with it the copy of the parameters
+        if self._writer is not None and self._writer_is_ours:
+            self._writer.close()
+            self._writer = None
 
     def __enter__(self) -> Self:
         return self
@@ -216,7 +222,8 @@ class Recorder:
             return
         for hook in self._hooks:
             hook.remove()
-        self._attached, self._observer = active, observer(active, measured(self.quantities))
+        self._attached = active
+        self._observer = observer(active, measured(self.quantities))
         self._hooks = [active.register_step_pre_hook(self._pre), active.register_step_post_hook(self._post)]
 
     def _pre(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -229,58 +236,65 @@ class Recorder:
         end(optimizer)
 
     def _begin(self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        self.step += 1
-        if self.step % self.every:
+        if (self.step + 1) % self.every:
             return None
         refuse_capture()
         closure = args[1] if len(args) > 1 else kwargs.get("closure")
-        if closure is None:
-            self._observer.before(optimizer)
+        seeing = self._observer
+        if closure is None or seeing is None:
+            if seeing is not None:
+                seeing.before(optimizer)
             return None
 
         def observed() -> Any:
             """Gradients are there only when the closure has run."""
             loss = closure()
-            self._observer.before(optimizer)
+            seeing.before(optimizer)
             return loss
 
         return (args[0], observed), {}
 
     def _end(self, optimizer: Optimizer) -> None:
-        if self.step % self.every:
+        self.step += 1  # a step that raises is none
+        if self.step % self.every or self._observer is None:
             return
-        block = self._block(type(optimizer), self._observer.width)
+        block = self._block(type(optimizer), self._observer.width, self._observer.device)
         self._observer.after(optimizer, block.next_row())
         block.mark(self.step, optimizer.param_groups)
         if self.every > 1 or self._follow is not None:  # the next step seen is far, or another optimizer's
             self._finish()
 
     def _finish(self) -> None:
-        self._observer.finish(self._attached)
+        if self._observer is not None:
+            self._observer.finish(self._attached)
 
     _begin_apart = _disable_dynamo(_begin)
     _end_apart = _disable_dynamo(_end)
 
     # ------------------------------------------------------------------ the ring buffer
 
-    def _block(self, cls: type[Optimizer], width: int) -> Block:
+    def _block(self, cls: type[Optimizer], width: int, device: torch.device) -> Block:
         """The block for a row of so many numbers; a full one is sent to the host on the way."""
         last = self._blocks[-1] if self._written < len(self._blocks) else None
-        if last is not None and (last.cls, last.width) == (cls, width) and len(last.marks) < self.capacity:
+        groups = len(self._attached.param_groups)
+        fits = last is not None and (last.cls, last.width, last.groups) == (cls, width, groups)
+        if last is not None and fits and len(last.marks) < self.capacity:
             return last
         if last is not None:
             last.send()
             # One block late: what was sent before has arrived by now, and nothing waits.
             self._write_out(len(self._blocks) - 1)
-        self._blocks.append(Block(cls, width, self.capacity, self._observer.device))
+        self._blocks.append(Block(cls, width, self.capacity, device, groups))
         return self._blocks[-1]
 
     def _read(self, k: int) -> Iterator[dict[str, Any]]:
         """The rows of block k."""
         block = self._blocks[k]
         alignment = self._settled(k)
-        for mark, row, s in zip(block.marks, block.values().tolist(), alignment, strict=True):
-            yield {"step": mark.step, **{q: derive(q, row, s, block.cls, mark) for q in self.quantities}}
+        rows = zip(block.marks, block.values().tolist(), alignment, block.rates(), strict=True)
+        for mark, row, s, rates in rows:
+            quantities = {q: derive(q, row, s, block.cls, rates, mark) for q in self.quantities}
+            yield {"step": mark.step, **quantities}
 
     def _settled(self, k: int) -> list[list[float]]:
         """s of the rows of block k."""
