@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -436,3 +437,26 @@ def test_what_was_not_recorded_and_sparse_gradients() -> None:
     params_of(sgd)[0].grad = torch.sparse_coo_tensor([[0]], [[1.0, 2.0]], (3, 2))
     with pytest.raises(RuntimeError, match="sparse gradients"):
         sgd.step()
+
+
+@pytest.mark.parametrize(
+    "module, use",
+    [
+        ("pandas", lambda recorder, folder: recorder.frame()),
+        ("matplotlib", lambda recorder, folder: recorder.plot()),
+        ("tensorboard", lambda recorder, folder: recorder.to_tensorboard(folder)),
+    ],
+)
+def test_the_error_names_the_extra(
+    module: str, use: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torque = tam.TAM(parameters(SHAPES))
+    recorder = tam.Recorder(torque)
+    train(torque, 1)
+    for name in [n for n in sys.modules if n.split(".")[0] == module or n == "torch.utils.tensorboard"]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, module, None)
+    with pytest.raises(
+        ImportError, match=r"Recorder.* needs .*pip install 'torque-aware-momentum\[record\]'"
+    ):
+        use(recorder, tmp_path)
