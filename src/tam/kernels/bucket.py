@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from tam.distributed import Ranks
 from tam.kernels.arithmetic import Arithmetic, accumulator
 
 
@@ -25,6 +26,7 @@ class Bucket:
     grad: list[Tensor]
     state: dict[str, list[Tensor]]
     rows: list[int]  # where each row stood in the list the bucket was made from
+    ranks: list[Ranks] = field(default_factory=list)  # who holds the other parts of sharded rows
 
     @property
     def device(self) -> torch.device:
@@ -69,6 +71,7 @@ def fill(
     theta: list[Tensor],
     grad: list[Tensor],
     state: dict[str, list[Tensor]],
+    ranks: list[Ranks] | None = None,
 ) -> list[Bucket]:
     """A group's tensors, in one bucket for each device and dtype among them."""
     kinds: dict[tuple[torch.device, torch.dtype], list[int]] = {}
@@ -82,6 +85,7 @@ def fill(
             [grad[i] for i in rows],
             {key: [column[i] for i in rows] for key, column in state.items()},
             rows,
+            [ranks[i] for i in rows] if ranks else [],
         )
         for rows in kinds.values()
     ]

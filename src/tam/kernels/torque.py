@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tam.distributed import add_up
 from tam.kernels.arithmetic import Arithmetic, accumulator, nonzero
 from tam.kernels.bucket import Bucket, advance, apply, bias_corrections, write_back
 
@@ -40,7 +41,7 @@ class Rule:
 
 def step(ops: Arithmetic, rule: Rule, buckets: list[Bucket]) -> Tensor | None:
     """One step of all buckets. Returns |g|, or None where it lies on a CPU and a GPU at once."""
-    sums = [measure(ops, rule, bucket) for bucket in buckets]
+    sums = add_up(rule, buckets, [measure(ops, rule, bucket) for bucket in buckets])
     damping = settle_segments(ops, rule, buckets, sums)
     norm = grad_norm(sums)
     clip = clip_factor(norm, rule.max_grad_norm)

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer, ParamsT, _use_grad_for_differentiable
 
 from tam import kernels
+from tam.distributed import is_sharded, local, local_gradient, ranks_of
 from tam.kernels.arithmetic import Arithmetic
 from tam.kernels.bucket import Bucket, fill, filled
 from tam.optimizers.checkpoint import adopt
@@ -103,7 +104,7 @@ class Base(Optimizer):
                 bucket.grad = [g / scale.to(g.device) for g in bucket.grad]
         group = self.param_groups[0]
         ops = kernels.choose(
-            (p for column in params for p in column),
+            (p for bucket in buckets for p in bucket.theta),
             foreach=group["foreach"],
             differentiable=group["differentiable"],
         )
@@ -132,6 +133,8 @@ class Base(Optimizer):
                         "a CUDA graph is being captured with capturable=False: the step count "
                         "would stand still; make the optimizer with capturable=True"
                     )
+                if group["differentiable"] and is_sharded(p):
+                    raise RuntimeError(f"{self.name_of(i, j)} is sharded: differentiable=True cannot be done")
                 if p.grad.layout is not torch.strided:
                     raise RuntimeError(
                         f"{self.name_of(i, j)} has a sparse gradient ({p.grad.layout}); "
@@ -148,7 +151,12 @@ class Base(Optimizer):
             columns: list[list[Tensor]] = [[] for _ in keys]
             self._init_group(group, theta, grad, *columns)
             params.append(theta)
-            buckets += fill(group, i, theta, grad, dict(zip(keys, columns, strict=True)))
+            ranks = None
+            if any(map(is_sharded, theta)):  # the step works on this rank's parts
+                grad = [local_gradient(p, g) for p, g in zip(theta, grad, strict=True)]
+                ranks, theta = [*map(ranks_of, theta)], [*map(local, theta)]
+                columns = [[*map(local, column)] for column in columns]
+            buckets += fill(group, i, theta, grad, dict(zip(keys, columns, strict=True)), ranks)
         return params, buckets
 
     def column_keys(self, group: dict[str, Any]) -> tuple[str, ...]:

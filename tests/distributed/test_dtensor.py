@@ -1,0 +1,237 @@
+"""Sharded parameters: FSDP2, HSDP, tensor parallel and both give the single-process run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
+
+import tam
+from tests.distributed.harness import counted, on_ranks
+from tests.helpers import TORQUE
+
+STEPS = 8
+CASES: list[tuple[type, dict[str, Any]]] = [
+    *[(cls, {"scope": scope}) for cls in TORQUE for scope in ("global", "group", "tensor")],
+    *[(cls, {"max_grad_norm": 0.05, "weight_decay": 0.1}) for cls in TORQUE],
+    (tam.TAM, {"maximize": True, "lr": 0.01}),
+    (tam.AdaTAM, {"ema": True}),
+    (tam.AdaTAMW, {"bias_correction": True, "max_grad_norm": 0.05, "scope": "tensor"}),
+]
+
+
+class Net(nn.Module):
+    """Sizes that no number of ranks divides; the last bias is empty on all ranks but one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.one, self.two, self.three = nn.Linear(6, 10), nn.Linear(10, 6), nn.Linear(6, 1)
+        self.scale = nn.Parameter(torch.ones(1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.three(torch.relu(self.two(torch.relu(self.one(x))))) * self.scale
+
+
+def net() -> Net:
+    torch.manual_seed(0)
+    return Net()
+
+
+def groups(model: nn.Module) -> list[dict[str, Any]]:
+    named = list(model.named_parameters())
+    return [
+        {"params": [p for n, p in named if "three" not in n]},
+        {"params": [p for n, p in named if "three" in n], "weight_decay": 0.05},
+    ]
+
+
+def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int = STEPS) -> list[int]:
+    """The numbers of collectives of each step."""
+    generator = torch.Generator().manual_seed(1)
+    sizes = []
+    for _ in range(steps):
+        x = torch.randn(16, 6, generator=generator)
+        optimizer.zero_grad()
+        (model(x) - x.sum(-1, keepdim=True)).square().mean().backward()
+        with counted() as found:
+            optimizer.step()
+        sizes.append(list(found))
+    return sizes
+
+
+def whole(x: Tensor) -> Tensor:
+    return x.full_tensor() if isinstance(x, DTensor) else x.detach()
+
+
+def apart(x: Tensor, y: Tensor) -> float:
+    y = y.detach()
+    return float((whole(x).detach() - y).abs().max() / y.abs().max())
+
+
+def compare(wrap: Callable[[nn.Module], Any], way: dict[str, Any]) -> list[dict[str, Any]]:
+    """Every case under the wrapper against the same training in one process."""
+    found = []
+    for cls, options in CASES:
+        plain, sharded = net(), net()
+        wrap(sharded)
+        given = {"lr": 0.05 if cls is tam.TAM else 0.002, **options, **way}
+        a, b = cls(groups(plain), **given), cls(groups(sharded), **given)
+        train(plain, a)
+        sizes = train(sharded, b)
+        key = "momentum_buffer" if cls is tam.TAM else "exp_avg"
+        pairs = list(zip(plain.parameters(), sharded.parameters(), strict=True))
+        errors = [apart(q, p) for p, q in pairs]
+        momenta = [apart(b.state[q][key], a.state[p][key]) for p, q in pairs]
+        found.append({
+            "case": (cls.__name__, options), "error": max(errors), "momenta": max(momenta), "sizes": sizes,
+            "alignment": b.alignment, "expected": a.alignment,
+            "norm": float(b.grad_norm), "expected_norm": float(a.grad_norm),
+            "kinds": {type(b.state[q]["alignment"]).__name__ for q in sharded.parameters()},
+            "sharded": sum(isinstance(b.state[q][key], DTensor) for q in sharded.parameters()),
+        })  # fmt: skip
+    return found
+
+
+def check(results: list[list[dict[str, Any]]], collectives: int) -> None:
+    for rank, found in enumerate(results):
+        for row, first in zip(found, results[0], strict=True):
+            assert row["error"] < 1e-5 and row["momenta"] < 1e-5, row
+            torch.testing.assert_close(row["alignment"], row["expected"], rtol=0, atol=2e-6)
+            assert torch.equal(row["alignment"], first["alignment"]), (rank, row["case"])  # to the bit
+            assert float(row["alignment"].abs().max()) > 1e-3  # damping is at work
+            assert abs(row["norm"] - row["expected_norm"]) <= 1e-5 * row["expected_norm"]
+            assert row["kinds"] == {"Tensor"} and row["sharded"] > 0
+            assert all(len(step) == collectives for step in row["sizes"]), row["sizes"]
+            if row["case"][1].get("scope") in (None, "global"):
+                assert max(max(step) for step in row["sizes"]) <= 9  # a few numbers
+
+
+# ---------------------------------------------------------------------- two ranks
+
+
+def two_ranks() -> Any:
+    mesh = init_device_mesh("cpu", (2,))
+
+    def fsdp(model: nn.Module) -> None:
+        for layer in (model.one, model.two):
+            fully_shard(layer, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+
+    def ignoring(model: nn.Module) -> None:
+        fully_shard(model, mesh=mesh, ignored_params={model.scale, model.one.weight})
+
+    def tensor_parallel(model: nn.Module) -> None:
+        parallelize_module(model, mesh, {"one": ColwiseParallel(), "two": RowwiseParallel()})
+
+    return {
+        "fsdp loop": compare(fsdp, {"foreach": False}),
+        "fsdp foreach": compare(fsdp, {"foreach": True}),
+        "ignored": compare(ignoring, {}),
+        "tensor parallel": compare(tensor_parallel, {}),
+        "ddp": ddp(),
+        "partial": partial_gradients(mesh),
+        "differentiable": refused(mesh),
+    }
+
+
+def ddp() -> Any:
+    plain, inner = net(), net()
+    model = DistributedDataParallel(inner)
+    a, b = tam.TAM(plain.parameters(), lr=0.05), tam.TAM(model.parameters(), lr=0.05)
+    train(plain, a)
+    sizes = train(model, b)
+    pairs = zip(plain.parameters(), inner.parameters(), strict=True)
+    return sizes, max(float((p - q).detach().abs().max()) for p, q in pairs), b.alignment, a.alignment
+
+
+def partial_gradients(mesh: Any) -> Any:
+    """Each rank has a summand of a replicated parameter's gradient, and of a sharded one's."""
+    torch.manual_seed(3)
+    start, summands = torch.randn(7, 3), torch.randn(4, 2, 7, 3)
+    found = []
+    for placement in (Replicate(), Shard(0)):
+        p = nn.Parameter(start.clone())
+        q = nn.Parameter(distribute_tensor(start.clone(), mesh, [placement]))
+        a, b = tam.TAM([p], lr=0.1), tam.TAM([q], lr=0.1)
+        for parts in summands:
+            p.grad = parts.sum(0)
+            mine = DTensor.from_local(parts[dist.get_rank()].clone(), mesh, [Partial()])
+            q.grad = mine.redistribute(mesh, [Partial()])
+            a.step()
+            b.step()
+            kept = q.grad.placements == (Partial(),) and torch.equal(
+                q.grad.to_local(), parts[dist.get_rank()]
+            )
+            found.append((kept, float((whole(q) - p.detach()).abs().max()), float(b.alignment - a.alignment)))
+    return found
+
+
+def refused(mesh: Any) -> str:
+    q = nn.Parameter(distribute_tensor(torch.ones(4), mesh, [Shard(0)]))
+    q.grad = distribute_tensor(torch.ones(4), mesh, [Shard(0)])
+    try:
+        tam.TAM([q], differentiable=True).step()
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+def test_two_ranks(tmp_path: Path) -> None:
+    results = on_ranks(two_ranks, 2, tmp_path)
+    for name in ("fsdp loop", "fsdp foreach", "ignored", "tensor parallel"):
+        check([result[name] for result in results], collectives=1)
+    for result in results:
+        sizes, error, s, expected = result["ddp"]
+        assert sizes == [[]] * STEPS and error < 1e-6  # nothing to do, and nothing done
+        assert float(s) == float(expected) != 0
+        assert all(kept and error < 1e-6 and abs(s) < 1e-6 for kept, error, s in result["partial"])
+        assert "is sharded: differentiable=True cannot be done" in result["differentiable"]
+
+
+# ---------------------------------------------------------------------- four ranks
+
+
+def four_ranks() -> Any:
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("outer", "inner"))
+    line = init_device_mesh("cpu", (4,))
+
+    def hybrid(model: nn.Module) -> None:
+        fully_shard(model, mesh=mesh)  # replicated over the outer dimension, sharded over the inner one
+
+    def both(model: nn.Module) -> None:
+        parallelize_module(model, mesh["inner"], {"one": ColwiseParallel(), "two": RowwiseParallel()})
+        fully_shard(model, mesh=mesh["outer"])
+
+    def two_meshes(model: nn.Module) -> None:
+        fully_shard(model.one, mesh=line)
+        fully_shard(model.two, mesh=mesh)
+        fully_shard(model.three, mesh=mesh["outer"])
+
+    return {
+        "hybrid": compare(hybrid, {}),
+        "both": compare(both, {}),
+        "two meshes": compare(two_meshes, {}),
+    }
+
+
+def test_four_ranks(tmp_path: Path) -> None:
+    results = on_ranks(four_ranks, 4, tmp_path)
+    check([result["hybrid"] for result in results], collectives=1)  # none over replicas
+    check([result["both"] for result in results], collectives=2)  # one for each dimension of the mesh
+    check([result["two meshes"] for result in results], collectives=3)
+
+
+def test_a_copy_of_the_counter_is_not_left_behind() -> None:
+    before = dist.all_reduce
+    with counted():
+        pass
+    assert dist.all_reduce is before
