@@ -52,6 +52,33 @@ def ranks_of(p: Tensor) -> Ranks:
     return tuple(mesh.get_group(i) for i in sharded)
 
 
+def check_lists(params: list[Tensor]) -> None:
+    """Raises, on all ranks alike, where ranks that will add up their sums hold different parameters.
+
+    Else they would add what does not belong together, or wait for each other for ever.
+    """
+    lists: dict[Any, list[str]] = {}
+    for p in params:
+        for group in ranks_of(p):
+            placements = p.placements  # type: ignore[attr-defined]
+            lists.setdefault(group, []).append(f"{tuple(p.shape)} {p.dtype} {placements}")
+    for group, mine in lists.items():
+        everyone: list[Any] = [None] * torch.distributed.get_world_size(group)
+        torch.distributed.all_gather_object(everyone, mine, group=group)
+        first = torch.distributed.get_global_rank(group, 0)
+        for i, theirs in enumerate(everyone):
+            if theirs != everyone[0]:
+                rank = torch.distributed.get_global_rank(group, i)
+                raise RuntimeError(_difference(first, everyone[0], rank, theirs))
+
+
+def _difference(first: int, ours: list[str], rank: int, theirs: list[str]) -> str:
+    for i, (a, b) in enumerate(zip(ours, theirs, strict=False)):
+        if a != b:
+            return f"sharded parameter {i} is {b} on rank {rank} and {a} on rank {first}"
+    return f"rank {rank} has {len(theirs)} sharded parameters and rank {first} has {len(ours)}"
+
+
 def add_up(rule: Rule, buckets: list[Bucket], sums: list[Tensor]) -> list[Tensor]:
     """The sums [rows, 3] of each bucket, those of sharded parameters over all ranks that hold a part.
 

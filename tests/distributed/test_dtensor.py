@@ -140,6 +140,7 @@ def two_ranks() -> Any:
         "ddp": ddp(),
         "partial": partial_gradients(mesh),
         "differentiable": refused(mesh),
+        "lists": [other_lists(mesh, kind) for kind in ("shape", "number")],
     }
 
 
@@ -185,6 +186,20 @@ def refused(mesh: Any) -> str:
     return ""
 
 
+def other_lists(mesh: Any, kind: str) -> str:
+    """Rank 1 has a parameter of another shape, or one more."""
+    rank = dist.get_rank()
+    sizes = [2, 3 + rank] if kind == "shape" else [2] * (2 + rank)
+    params = [nn.Parameter(DTensor.from_local(torch.ones(n, 2), mesh, [Shard(0)])) for n in sizes]
+    for p in params:
+        p.grad = DTensor.from_local(torch.ones_like(p.to_local()), mesh, [Shard(0)])
+    try:
+        tam.TAM(params).step()
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
 def test_two_ranks(tmp_path: Path) -> None:
     results = on_ranks(two_ranks, 2, tmp_path)
     for name in ("fsdp loop", "fsdp foreach", "ignored", "tensor parallel"):
@@ -195,6 +210,9 @@ def test_two_ranks(tmp_path: Path) -> None:
         assert float(s) == float(expected) != 0
         assert all(kept and error < 1e-6 and abs(s) < 1e-6 for kept, error, s in result["partial"])
         assert "is sharded: differentiable=True cannot be done" in result["differentiable"]
+        shape, number = result["lists"]
+        assert "sharded parameter 1 is (8, 2)" in shape and "on rank 1 and (6, 2)" in shape, shape
+        assert number == "rank 1 has 3 sharded parameters and rank 0 has 2"
 
 
 # ---------------------------------------------------------------------- four ranks

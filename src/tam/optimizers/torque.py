@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
+from tam.distributed import check_lists
 from tam.kernels import torque
 from tam.kernels.arithmetic import Arithmetic
 from tam.kernels.bucket import Bucket
@@ -30,6 +31,7 @@ class TorqueOptimizer(Base):
         # No class attributes: a wrapper that passes for this class (Lightning's) would find them there.
         self._grad_norm: Tensor | None = None  # |g| of the last step; the step writes it in place
         self._fused: Fused | None = None  # the tables of the fused step
+        self._lists_checked = False  # whether all ranks are known to hold the same sharded parameters
         self._captured: list[Any] = []  # what CUDA graphs that captured a step will read
 
     @property
@@ -41,6 +43,9 @@ class TorqueOptimizer(Base):
         return (*self.state_keys(group), "alignment")
 
     def run(self, ops: Arithmetic, buckets: list[Bucket]) -> None:
+        if not self._lists_checked and any(any(bucket.ranks) for bucket in buckets):
+            check_lists([p for group in self.param_groups for p in group["params"]])
+            self._lists_checked = True
         norm = torque.step(ops, self.rule, buckets)
         if norm is not None and self._grad_norm is not None:
             self._grad_norm.copy_(norm.detach())
@@ -186,7 +191,7 @@ class TorqueOptimizer(Base):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         super().add_param_group(param_group)
-        self._fused = None
+        self._fused, self._lists_checked = None, False
         params = [p for group in self.param_groups for p in group["params"]]
         known = {p: self.state[p]["alignment"] for p in params if "alignment" in self.state.get(p, {})}
         if known:  # the dtype of a segment's s depends on its parameters' dtypes
@@ -236,7 +241,8 @@ class TorqueOptimizer(Base):
     # ------------------------------------------------------------------ checkpoints
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "_grad_norm": self._grad_norm, "_fused": None, "_captured": []}
+        fresh: dict[str, Any] = {"_fused": None, "_captured": [], "_lists_checked": False}
+        return {**super().__getstate__(), "_grad_norm": self._grad_norm, **fresh}
 
     def check_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         saved = self._saved_alignment(checkpoint)
