@@ -7,7 +7,6 @@ read from the device.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
+from tam.explanation import RATES, describe
 from tam.optimizers import TAM, AdaTAM
 from tam.optimizers.checkpoint import REFUSED
 from tam.optimizers.torque import TorqueOptimizer
@@ -23,8 +23,6 @@ from tam.transfer import check_alignment, family, gain
 BUFFERS = ("keep", "rescale", "fresh")
 WARMUP = ("warmup_steps", "warmup_step", "warmup_ratio")  # what a Warmup keeps in every group
 _CARRIED = ("momentum_buffer", "exp_avg", "exp_avg_sq", "step")
-# What schedulers put into a group beside lr, in units of lr.
-_RATES = ("initial_lr", "max_lr", "min_lr")
 _WHY_REFUSED = {
     "nesterov": "its step is not the momentum",
     "dampening": "it weighs gradients otherwise",
@@ -124,7 +122,7 @@ class Plan:
         return self.to(self.groups, **self.options)
 
     def __str__(self) -> str:
-        return "\n".join([*_describe(self)])
+        return "\n".join(describe(self))
 
 
 def plan(
@@ -190,10 +188,14 @@ def _new_group(plan: Plan, i: int, known: list[str]) -> dict[str, Any]:
     group = plan.source.param_groups[i]
     new = {k: v for k, v in group.items() if k in known and k not in options}
     # What users and schedulers have put there; a Warmup's own count is not carried.
-    new |= {k: v for k, v in group.items() if k not in {*plan.source.defaults, *known, *WARMUP, *_RATES}}
+    new |= {k: v for k, v in group.items() if k not in {*plan.source.defaults, *known, *WARMUP, *RATES}}
     if issubclass(to, TorqueOptimizer) and new.get("fused"):
         new["fused"] = None  # where it can be: torch's kernels and ours do not take the same tensors
-    if new.get("capturable") and not all(p.is_cuda for p in group["params"]):
+    if (
+        new.get("capturable")
+        and issubclass(to, (Adam, AdamW))
+        and not all(p.is_cuda for p in group["params"])
+    ):
         new["capturable"] = False  # ours accept it anywhere, torch's do not
     view = {**_defaults(to), **options, **new}
     ratio = None
@@ -204,7 +206,7 @@ def _new_group(plan: Plan, i: int, known: list[str]) -> dict[str, Any]:
         ratio = gain(source, group, plan.alignment) / gain(to, view, plan.alignment)
     new["lr"] = plan.lr
     if plan.lr is None:
-        new |= {k: group[k] * ratio for k in ("lr", *_RATES) if k in group}
+        new |= {k: group[k] * ratio for k in ("lr", *RATES) if k in group}
     if "weight_decay" not in options and "weight_decay" in known:
         new["weight_decay"] = _decay(plan, i, view, new["lr"], ratio)
     names = new.pop("param_names", None)
@@ -301,75 +303,6 @@ def _defaults(cls: type[Optimizer]) -> dict[str, Any]:
             if not any(p.kind is p.VAR_KEYWORD for p in parameters):
                 break
     return found
-
-
-def _describe(plan: Plan) -> Iterator[str]:
-    """The lines of an explanation."""
-    source, to = type(plan.source), plan.to
-    yield f"{source.__name__} -> {to.__name__}"
-    for i, (old, new) in enumerate(zip(plan.source.param_groups, plan.groups, strict=True)):
-        yield f"  group {i}, {len(new['params'])} parameters"
-        if plan.lr is not None:
-            yield f"    lr {_show(old['lr'])} -> {_show(new['lr'])}: as given"
-        else:
-            before, after = plan.gains(i)
-            yield f"    lr {_show(old['lr'])} -> {_show(new['lr'])}: times {before / after:.6g}"
-            stays = f"{before:.6g} lr before, {after:.6g} lr after, with s* = {plan.alignment:g}"
-            yield f"      so that the effective lr stays: {stays}"
-        yield from _describe_options(to, old, plan.view(i))
-    yield f"  buffers: {_about_buffers(plan)}"
-    if issubclass(to, TorqueOptimizer):
-        same = isinstance(plan.source, TorqueOptimizer) and plan.buffers != "fresh"
-        same = same and plan.source.param_groups[0]["scope"] == plan.view(0)["scope"]
-        yield f"  alignment: {'carried' if same else f'starts at {plan.alignment:g}'}"
-    yield from (f"  {note}" for note in plan.notes)
-
-
-def _describe_options(to: type[Optimizer], old: dict[str, Any], new: dict[str, Any]) -> Iterator[str]:
-    """What becomes of a group's options, but for lr and those that say how the step is computed."""
-    unsaid = {"params", "param_names", "lr", "foreach", "fused", "capturable", "differentiable", "maximize"}
-    unsaid |= {"decoupled_weight_decay", *REFUSED}
-    for name in sorted(set(old) - unsaid):
-        if name not in new:
-            yield f"    {name} {_show(old[name])}: dropped, {to.__name__} has none"
-        elif old[name] == new[name]:
-            yield f"    {name} {_show(old[name])}: carried"
-        else:
-            why = "lr times weight_decay stays" if name == "weight_decay" else "as given"
-            why = "goes with lr" if name in _RATES else why
-            yield f"    {name} {_show(old[name])} -> {_show(new[name])}: {why}"
-    own = [f"{name}={_show(new[name])}" for name in new if name not in {*old, *unsaid}]
-    if own:
-        yield f"    {to.__name__}'s own: {', '.join(own)}"
-
-
-def _about_buffers(plan: Plan) -> str:
-    count = sum(1 for state in plan.source.state.values() if any(v is not None for v in state.values()))
-    if plan.buffers == "fresh":
-        return f"fresh; those of {count} parameters are left behind"
-    places = range(len(plan.groups))
-    factors = [after / before for before, after in map(plan.gains, places)]
-    if plan.buffers == "keep":
-        text = f"kept as they are, for {count} parameters"
-        if family(plan.to) == "adam":
-            return f"{text}; the step does not continue"
-        if plan.lr is not None:
-            return text
-        # m was settled under the old weights: beta m + w g, in units of the settled momentum to come
-        betas = [plan.view(i)["momentum"] for i in places]
-        steps = [beta / f + (1 - beta) for f, beta in zip(factors, betas, strict=True)]
-        return f"{text}; for a steady gradient the first step is {_list(steps)} of the one before"
-    text = f"rescaled, for {count} parameters: momentum times {_list(factors)}"
-    corrections = ", bias corrections folded in" if family(plan.to) == "adam" else ""
-    return f"{text}{corrections}, so that the step continues"
-
-
-def _list(numbers: list[float]) -> str:
-    return ", ".join(f"{x:.4g}" for x in sorted(set(numbers)))
-
-
-def _show(value: Any) -> str:
-    return f"{value:.6g}" if isinstance(value, float) else repr(value)
 
 
 # ---------------------------------------------------------------------- the buffers

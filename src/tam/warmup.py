@@ -10,6 +10,7 @@ from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 
 from tam.hand_over import WARMUP, NoRuleError, Plan, carry, choose_buffers, plan, refuse
+from tam.optimizers.checkpoint import hooks_around_load
 from tam.transfer import check_alignment
 
 Factory = Callable[[list[dict[str, Any]]], Optimizer]
@@ -257,13 +258,8 @@ class Warmup(Optimizer):
                 self.param_groups = [dict(group) for group in second.param_groups]
             self._work_with(second)
 
-        pre = self.register_load_state_dict_pre_hook(before)
-        post = self.register_load_state_dict_post_hook(after, prepend=True)
-        try:
+        with hooks_around_load(self, before, after):
             super().load_state_dict(state_dict)
-        finally:
-            pre.remove()
-            post.remove()
 
 
 def _kind(optimizer: Optimizer) -> str:

@@ -14,7 +14,7 @@ from tam import kernels
 from tam.distributed import is_sharded, local, local_gradient, ranks_of
 from tam.kernels.arithmetic import Arithmetic
 from tam.kernels.bucket import Bucket, fill, filled
-from tam.optimizers.checkpoint import adopt
+from tam.optimizers.checkpoint import adopt, hooks_around_load
 from tam.optimizers.options import check_options
 
 
@@ -214,13 +214,8 @@ class Base(Optimizer):
         def after(_: Optimizer) -> None:
             self.loaded(seen[-1])
 
-        pre = self.register_load_state_dict_pre_hook(before)
-        post = self.register_load_state_dict_post_hook(after, prepend=True)
-        try:
+        with hooks_around_load(self, before, after):
             super().load_state_dict(state_dict)
-        finally:
-            pre.remove()
-            post.remove()
         if remarks[-1]:
             warnings.warn(remarks[-1], UserWarning, stacklevel=2)
 

@@ -6,11 +6,14 @@ torch's SGD or Adam is recognised by what it lacks and completed with the loadin
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from tam.optimizers.options import check_options
 
@@ -21,6 +24,22 @@ if TYPE_CHECKING:
 OWN = ("scope", "foreach", "fused", "capturable", "differentiable")
 # Options of torch's optimizers for which the library has a rule at this value alone.
 REFUSED = {"nesterov": False, "dampening": 0, "amsgrad": False}
+
+
+@contextmanager
+def hooks_around_load(
+    optimizer: Optimizer,
+    before: Callable[[Optimizer, dict[str, Any]], dict[str, Any]],
+    after: Callable[[Optimizer], None],
+) -> Iterator[None]:
+    """Inside, a load runs `before` after all of the users' own hooks, and `after` before all of them."""
+    pre = optimizer.register_load_state_dict_pre_hook(before)
+    post = optimizer.register_load_state_dict_post_hook(after, prepend=True)
+    try:
+        yield
+    finally:
+        pre.remove()
+        post.remove()
 
 
 def adopt(optimizer: Base, checkpoint: dict[str, Any]) -> tuple[dict[str, Any], str]:
