@@ -16,6 +16,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 
 import tam
+from tam.kernels import way_of
 from tests.distributed.harness import counted, on_ranks
 from tests.helpers import TORQUE
 
@@ -94,14 +95,14 @@ def compare(wrap: Callable[[nn.Module], Any], way: dict[str, Any]) -> list[dict[
         found.append({
             "case": (cls.__name__, options), "error": max(errors), "momenta": max(momenta), "sizes": sizes,
             "alignment": b.alignment, "expected": a.alignment,
-            "norm": float(b.grad_norm), "expected_norm": float(a.grad_norm),
+            "way": way_of(b), "norm": float(b.grad_norm), "expected_norm": float(a.grad_norm),
             "kinds": {type(b.state[q]["alignment"]).__name__ for q in sharded.parameters()},
             "sharded": sum(isinstance(b.state[q][key], DTensor) for q in sharded.parameters()),
         })  # fmt: skip
     return found
 
 
-def check(results: list[list[dict[str, Any]]], collectives: int) -> None:
+def check(results: list[list[dict[str, Any]]], collectives: int, way: str = "fused") -> None:
     for rank, found in enumerate(results):
         for row, first in zip(found, results[0], strict=True):
             assert row["error"] < 1e-5 and row["momenta"] < 1e-5, row
@@ -109,10 +110,11 @@ def check(results: list[list[dict[str, Any]]], collectives: int) -> None:
             assert torch.equal(row["alignment"], first["alignment"]), (rank, row["case"])  # to the bit
             assert float(row["alignment"].abs().max()) > 1e-3  # damping is at work
             assert abs(row["norm"] - row["expected_norm"]) <= 1e-5 * row["expected_norm"]
+            assert row["way"] == way
             assert row["kinds"] == {"Tensor"} and row["sharded"] > 0
             assert all(len(step) == collectives for step in row["sizes"]), row["sizes"]
             if row["case"][1].get("scope") in (None, "global"):
-                assert max(max(step) for step in row["sizes"]) <= 9  # a few numbers
+                assert max(max(step) for step in row["sizes"]) <= 16  # a few numbers
 
 
 # ---------------------------------------------------------------------- two ranks
@@ -133,8 +135,9 @@ def two_ranks() -> Any:
         parallelize_module(model, mesh, {"one": ColwiseParallel(), "two": RowwiseParallel()})
 
     return {
-        "fsdp loop": compare(fsdp, {"foreach": False}),
-        "fsdp foreach": compare(fsdp, {"foreach": True}),
+        "loop": compare(fsdp, {"foreach": False}),
+        "foreach": compare(fsdp, {"foreach": True}),
+        "fused": compare(fsdp, {"fused": True}),
         "ignored": compare(ignoring, {}),
         "tensor parallel": compare(tensor_parallel, {}),
         "ddp": ddp(),
@@ -202,8 +205,9 @@ def other_lists(mesh: Any, kind: str) -> str:
 
 def test_two_ranks(tmp_path: Path) -> None:
     results = on_ranks(two_ranks, 2, tmp_path)
-    for name in ("fsdp loop", "fsdp foreach", "ignored", "tensor parallel"):
-        check([result[name] for result in results], collectives=1)
+    for name in ("loop", "foreach", "fused", "ignored", "tensor parallel"):
+        way = name if name in ("loop", "foreach") else "fused"
+        check([result[name] for result in results], collectives=1, way=way)
     for result in results:
         sizes, error, s, expected = result["ddp"]
         assert sizes == [[]] * STEPS and error < 1e-6  # nothing to do, and nothing done
@@ -211,8 +215,8 @@ def test_two_ranks(tmp_path: Path) -> None:
         assert all(kept and error < 1e-6 and abs(s) < 1e-6 for kept, error, s in result["partial"])
         assert "is sharded: differentiable=True cannot be done" in result["differentiable"]
         shape, number = result["lists"]
-        assert "sharded parameter 1 is (8, 2)" in shape and "on rank 1 and (6, 2)" in shape, shape
-        assert number == "rank 1 has 3 sharded parameters and rank 0 has 2"
+        assert "parameter 1 is (8, 2)" in shape and "on rank 1 and (6, 2)" in shape, shape
+        assert number == "rank 1 has 3 parameters and rank 0 has 2"
 
 
 # ---------------------------------------------------------------------- four ranks

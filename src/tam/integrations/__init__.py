@@ -38,8 +38,9 @@ def readings(optimizer: Any) -> dict[str, Tensor]:
     found = {
         "tam/alignment": s.mean(),
         "tam/damping": optimizer.damping.mean(),
-        "tam/grad_norm": optimizer.grad_norm,
     }
+    if optimizer.knows_grad_norm:
+        found["tam/grad_norm"] = optimizer.grad_norm
     if s.dim() > 0:
         found |= {"tam/alignment_min": s.min(), "tam/alignment_max": s.max()}
     return found

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tam.distributed import Ranks
 from tam.kernels.arithmetic import Arithmetic, accumulator
 
 
@@ -26,7 +25,7 @@ class Bucket:
     grad: list[Tensor]
     state: dict[str, list[Tensor]]
     rows: list[int]  # where each row stood in the list the bucket was made from
-    ranks: list[Ranks] = field(default_factory=list)  # who holds the other parts of sharded rows
+    shares: list[int] = field(default_factory=list)  # of the exchange, for each row, where there is one
 
     @property
     def device(self) -> torch.device:
@@ -71,7 +70,7 @@ def fill(
     theta: list[Tensor],
     grad: list[Tensor],
     state: dict[str, list[Tensor]],
-    ranks: list[Ranks] | None = None,
+    shares: list[int] | None = None,
 ) -> list[Bucket]:
     """A group's tensors, in one bucket for each device and dtype among them."""
     kinds: dict[tuple[torch.device, torch.dtype], list[int]] = {}
@@ -85,7 +84,7 @@ def fill(
             [grad[i] for i in rows],
             {key: [column[i] for i in rows] for key, column in state.items()},
             rows,
-            [ranks[i] for i in rows] if ranks else [],
+            [shares[i] for i in rows] if shares else [],
         )
         for rows in kinds.values()
     ]

@@ -13,13 +13,14 @@ import torch
 import triton
 from torch import Tensor
 
+from tam.distributed import FOUND_INF, Exchange
 from tam.kernels import triton as kernel
 from tam.kernels.tables import Option, Row, Segment
 from tam.kernels.torque import Rule
 
 CHUNK, SMALL_CHUNK = 32768, 8192  # elements of a program's work
 MANY = 2**26  # elements from which there are large chunks enough for every multiprocessor
-MEASURE, UPDATE = (2048, 4), (1024, 4)  # elements of a block, warps
+MEASURE, SETTLE, UPDATE = (2048, 4), (1, 4), (1024, 4)  # elements of a block, warps
 
 SLOTS = 32  # steps whose tables can be on their way to the device
 SPARE = 4  # graphs that can be captured without a step in between
@@ -49,14 +50,20 @@ class Launcher:
         return torch.cuda.device(self.device)
 
     def launch(
-        self, function: Any, shape: tuple[int, int], tensors: tuple[Tensor, ...], numbers: tuple[Any, ...]
+        self,
+        function: Any,
+        shape: tuple[int, int],
+        tensors: tuple[Tensor, ...],
+        numbers: tuple[Any, ...],
+        programs: int | None = None,
     ) -> None:
-        """Launches the kernel over all chunks.
+        """Launches the kernel over all chunks, or as many programs as are asked for.
 
         Through triton once, which compiles it; from then on as it is, with addresses for tensors:
         triton's look-up and its checks of pointers take more host time than all of a step's checks.
         """
-        numbers = (*numbers, self.chunk, min(shape[0], self.chunk))
+        if programs is None:
+            numbers = (*numbers, self.chunk, min(shape[0], self.chunk))
         addresses = [*map(Tensor.data_ptr, tensors)]
         # Triton compiles anew for other numbers and for pointers that are no multiples of 16.
         key = (function, numbers, *[address % 16 for address in addresses])
@@ -64,7 +71,7 @@ class Launcher:
         if launch is not None:
             launch(*addresses, *numbers)
             return
-        grid = (self.chunks.shape[1], 1, 1)
+        grid = (programs or self.chunks.shape[1], 1, 1)
         # Without contraction: see triton.py.
         compiled = function[grid](*tensors, *numbers, num_warps=shape[1], enable_fp_fusion=False)
         if compiled is not None and DIRECT:  # None: triton's interpreter
@@ -74,21 +81,24 @@ class Launcher:
 class Cuda(Launcher):
     """The tables on one GPU."""
 
-    def __init__(self, rows: Tensor, segments: Tensor, rule: Rule, device: torch.device) -> None:
+    def __init__(
+        self, rows: Tensor, segments: Tensor, rule: Rule, exchange: Exchange | None, device: torch.device
+    ) -> None:
         numel = rows[Row.NUMEL].tolist()
         super().__init__(numel, device)
-        self.rule, n_chunks = rule, self.chunks.shape[1]
-        first = torch.tensor([0, *accumulate(self.counts)])
-        begin, count = segments[Segment.FIRST], segments[Segment.COUNT]
-        segments = segments.clone()
-        segments[Segment.FIRST] = first[begin]  # in chunks, no longer in rows
-        segments[Segment.COUNT] = first[begin + count] - first[begin]
-        self.rows, self.segments = upload(rows, device), upload(segments, device)
+        self.rule, self.exchange, n_chunks = rule, exchange, self.chunks.shape[1]
+        n_segments, n_shares = segments.shape[1], int(segments[Segment.COUNT].sum())
+        counts = [0] * n_shares
+        for share, count in zip(rows[Row.SHARE].tolist(), self.counts, strict=True):
+            counts[share] += count
+        shares = torch.tensor([[0, *accumulate(counts)][:-1], counts])  # each is a run of chunks
+        self.rows, self.segments, self.shares = (upload(x, device) for x in (rows, segments, shares))
+        self.sums = torch.zeros(n_shares + 1, 4, dtype=torch.float64, device=device)
         self.gradients, self.options = Mirror(device), Mirror(device)
         self.partial = torch.empty(3 * n_chunks, dtype=torch.float32, device=device)
-        self.scalars = torch.empty(2 * segments.shape[1] + 1, dtype=torch.float64, device=device)
-        self.counters = torch.zeros(segments.shape[1] + 1, dtype=torch.int32, device=device)
-        self.sizes = (n_chunks, len(numel), segments.shape[1])
+        self.scalars = torch.empty(2 * n_segments + 1, dtype=torch.float64, device=device)
+        self.counters = torch.zeros(n_shares + 1, dtype=torch.int32, device=device)
+        self.sizes = (n_chunks, len(numel), n_shares, n_segments)
         self.dtypes = sum(1 << kind for kind in set(rows[Row.KIND].tolist()))
         self.state_aligned = not bool((rows[[Row.THETA, Row.MOMENTUM, Row.SECOND]] % 16).any())
         self.aligned = False
@@ -107,22 +117,30 @@ class Cuda(Launcher):
         self.options.there[group * len(Option) + Option.LR].copy_(lr.reshape(()))
 
     def run(self, norm: Tensor, grad_scale: Tensor | None, found_inf: Tensor | None) -> None:
-        rule = self.rule
+        rule, gradients, options = self.rule, self.gradients.there, self.options.there
         scale, inf = norm if grad_scale is None else grad_scale, norm if found_inf is None else found_inf
-        common = (*self.sizes, self.dtypes, self.aligned, grad_scale is not None, found_inf is not None)
-        measured = (
-            self.chunks, self.rows, self.gradients.there, self.segments, self.options.there, self.partial,
-            self.scalars, norm, self.counters, scale, inf,
-        )  # fmt: skip
-        updated = (
-            self.chunks, self.rows, self.gradients.there, self.options.there, self.scalars, scale, inf,
-        )  # fmt: skip
         kinds = (
             rule.adaptive, rule.decoupled, rule.ema, rule.bias_correction, rule.max_grad_norm is not None,
         )  # fmt: skip
+        together = self.exchange is not None
+        # A rank whose gradients are not finite measures all the same: the others wait for its verdict.
+        skips = found_inf is not None and not together
+        common = (*self.sizes, self.dtypes, self.aligned, grad_scale is not None)
+        measured = (
+            self.chunks, self.rows, gradients, self.shares, self.segments, options, self.partial, self.sums,
+            self.scalars, norm, self.counters, scale, inf,
+        )  # fmt: skip
         with self.here():
-            self.launch(kernel.measure, MEASURE, measured, (*common, rule.adaptive))
-            self.launch(kernel.update, UPDATE, updated, (*common, *kinds))
+            if together:
+                self.sums.zero_()  # of shares that have nothing here
+            self.launch(kernel.measure, MEASURE, measured, (*common, skips, rule.adaptive, together))
+            if self.exchange is not None:
+                self.exchange.add_up(self.sums, found_inf)
+                settled = (self.rows, gradients, self.segments, options, self.sums, self.scalars, norm)
+                self.launch(kernel.settle, SETTLE, settled, (*self.sizes[1:], rule.adaptive), self.sizes[3])
+                inf, skips = self.sums[-1, FOUND_INF], True
+            updated = (self.chunks, self.rows, gradients, options, self.scalars, scale, inf)
+            self.launch(kernel.update, UPDATE, updated, (*common, skips, *kinds))
 
     def capturing(self) -> bool:
         if self.device.type != "cuda":

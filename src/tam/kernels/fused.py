@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
+from tam.distributed import Exchange, is_sharded, local, local_gradient
 from tam.kernels import native
 from tam.kernels.tables import KINDS, Option, Row, Segment
 from tam.kernels.torque import Rule
@@ -52,7 +53,7 @@ class Backend(Protocol):
 
 def obstacle(params: list[Tensor]) -> str | None:
     """Why these parameters cannot take the fused step; None where they can."""
-    devices = {p.device for p in params}
+    devices = {local(p).device for p in params}
     if not devices:
         return "there are no parameters"
     if len(devices) > 1:
@@ -66,7 +67,7 @@ def obstacle(params: list[Tensor]) -> str | None:
         return f"there is no fused kernel for {device.type} devices"
     if missing is not None:
         return missing
-    for p in params:
+    for p in map(local, params):
         if type(p) not in (Tensor, Parameter):
             return f"a parameter is a {type(p).__name__}, not a plain tensor"
         if kind_of(p) not in kinds:
@@ -117,48 +118,67 @@ class Fused:
         self.waiting = [p for p in everything if not optimizer.state.get(p)]
         for p in self.params:
             _lay_out(p, optimizer.state[p], optimizer.state_keys(optimizer.param_groups[0]))
+        self.exchange = optimizer.exchange if optimizer.steps_together() else None
+        self.shards, self.plan = optimizer._shards, optimizer._exchange
+        self._order(optimizer)
         self.tensors = [*all_tensors(optimizer)]
         self.counts = counts(optimizer)
-        self.addresses = [*map(_address, self.params)]
-        self.layouts = [*map(_layout, self.params)]
+        # A step works on this rank's pieces.
+        self.sharded = any(map(is_sharded, self.params))
+        self.pieces = [*map(local, self.params)]
+        self.addresses = [*map(_address, self.pieces)]
+        self.layouts = [*map(_layout, self.pieces)]
         self.gradients: list[int] = []  # their addresses, as the tables have them
         self.copied = False  # some gradients had to be laid out anew
         self.options: list[tuple[Any, ...]] = []
         self.some_state = self._address_of_some_state()
-        rows = self._rows(optimizer)
-        self.backend: Backend = _backend(self.params[0].device)(rows, self._segments(optimizer), self.rule)
+        backend = _backend(self.pieces[0].device)
+        self.backend: Backend = backend(self._rows(optimizer), self._segments(), self.rule, self.exchange)
+
+    def _order(self, optimizer: TorqueOptimizer) -> None:
+        """Which share each row belongs to, of which segment each share is, and each segment's s.
+
+        A share is a run of rows, and a segment a run of shares.
+
+        Without an exchange these are the segments of which there is state here, with one share each. With one
+        they are all of its shares: every rank settles every segment.
+        """
+        if self.exchange is not None:
+            share_of, self.segment = self.exchange.share_of, [k for k, _ in self.exchange.shares]
+            self.alignments = optimizer.alignments()
+        else:
+            known = [[p for p in segment if optimizer.state.get(p)] for segment in optimizer.segments()]
+            known = [members for members in known if members]
+            share_of = {p: i for i, members in enumerate(known) for p in members}
+            self.segment = list(range(len(known)))
+            self.alignments = [optimizer.state[members[0]]["alignment"] for members in known]
+        self.params.sort(key=share_of.__getitem__)
+        self.share = [share_of[p] for p in self.params]
 
     def _rows(self, optimizer: TorqueOptimizer) -> Tensor:
-        state = optimizer.state
-        groups = [i for i, g in enumerate(optimizer.param_groups) for p in g["params"] if state.get(p)]
-        self.segment = [0] * len(groups)
-        if self.rule.scope == "tensor":
-            self.segment = list(range(len(groups)))
-        elif self.rule.scope == "group":
-            place = {group: i for i, group in enumerate(sorted(set(groups)))}
-            self.segment = [place[group] for group in groups]
-        states = [state[p] for p in self.params]
+        group_of = {p: i for i, group in enumerate(optimizer.param_groups) for p in group["params"]}
+        states = [optimizer.state[p] for p in self.params]
         columns: dict[Row, list[int]] = {
             Row.THETA: self.addresses,
-            Row.MOMENTUM: [s[self.rule.momentum].data_ptr() for s in states],
-            Row.SECOND: [s["exp_avg_sq"].data_ptr() if self.rule.adaptive else 0 for s in states],
+            Row.MOMENTUM: [local(s[self.rule.momentum]).data_ptr() for s in states],
+            Row.SECOND: [local(s["exp_avg_sq"]).data_ptr() if self.rule.adaptive else 0 for s in states],
             Row.STEP: [s["step"].data_ptr() if self.rule.adaptive else 0 for s in states],
-            Row.NUMEL: [p.numel() * (2 if p.is_complex() else 1) for p in self.params],
-            Row.SEGMENT: self.segment,
-            Row.GROUP: groups,
-            Row.KIND: [KINDS.index(kind_of(p)) for p in self.params],
+            Row.NUMEL: [p.numel() * (2 if p.is_complex() else 1) for p in self.pieces],
+            Row.SHARE: self.share,
+            Row.SEGMENT: [self.segment[k] for k in self.share],
+            Row.GROUP: [group_of[p] for p in self.params],
+            Row.KIND: [KINDS.index(kind_of(p)) for p in self.pieces],
         }
         return torch.tensor([columns[key] for key in Row], dtype=torch.int64)
 
-    def _segments(self, optimizer: TorqueOptimizer) -> Tensor:
-        """Each segment is a run of rows."""
-        table = [[0] * (self.segment[-1] + 1) for _ in Segment]
-        for j in reversed(range(len(self.params))):
-            k, s = self.segment[j], optimizer.state[self.params[j]]["alignment"]
-            table[Segment.FIRST][k] = j
-            table[Segment.COUNT][k] += 1
-            table[Segment.ALIGNMENT][k] = s.data_ptr()
-            table[Segment.WIDE][k] = int(s.dtype == torch.float64)
+    def _segments(self) -> Tensor:
+        """Each segment is a run of shares."""
+        table = [[0] * len(self.alignments) for _ in Segment]
+        for i in reversed(range(len(self.segment))):
+            table[Segment.FIRST][self.segment[i]] = i
+            table[Segment.COUNT][self.segment[i]] += 1
+        table[Segment.ALIGNMENT] = [s.data_ptr() for s in self.alignments]
+        table[Segment.WIDE] = [int(s.dtype == torch.float64) for s in self.alignments]
         return torch.tensor(table, dtype=torch.int64)
 
     def fits(self, optimizer: TorqueOptimizer) -> bool:
@@ -170,25 +190,41 @@ class Fused:
         return (
             counts(optimizer) == self.counts
             and all(map(is_, all_tensors(optimizer), self.tensors))
-            and [*map(_address, self.params)] == self.addresses
+            and [*map(_address, self._pieces())] == self.addresses
             and self._address_of_some_state() == self.some_state
             and all(p.grad is None for p in self.waiting)
             and _shared(optimizer) == self.shared
+            and optimizer._shards is self.shards
+            and (self.plan is None or self._exchanges_as_before(optimizer))
         )
 
+    def _exchanges_as_before(self, optimizer: TorqueOptimizer) -> bool:
+        plan, inf = optimizer._exchange, getattr(optimizer, "found_inf", None)
+        if plan is None or plan is not self.plan:
+            return False
+        return plan.needed(self.rule.max_grad_norm, inf) == (self.exchange is not None)
+
     def _address_of_some_state(self) -> list[int]:
-        return [x.data_ptr() for x in self.tensors[-4:]]
+        return [local(x).data_ptr() for x in self.tensors[-4:]]
+
+    def _pieces(self) -> list[Tensor]:
+        return [*map(local, self.params)] if self.sharded else self.params
 
     def step(self, optimizer: TorqueOptimizer, norm: Tensor) -> bool:
         """One step; |g| goes into `norm`. False, and nothing done, where the tables do not fit."""
         grads = [p.grad for p in self.params]
+        if self.sharded:
+            grads = [
+                g if g is None or g.layout is not torch.strided else local_gradient(p, g)
+                for p, g in zip(self.params, grads, strict=True)
+            ]
         try:
             gradients = [*map(_address, grads)]
         except (TypeError, RuntimeError):  # some have none, or are sparse
             if any(g is not None and g.layout is not torch.strided for g in grads):
                 return False
             gradients = [-1 if g is None else g.data_ptr() for g in grads]
-            if max(gradients) < 0:
+            if max(gradients) < 0 and self.exchange is None:
                 return True
         scale, inf = (_scalar(getattr(optimizer, name, None), norm) for name in ("grad_scale", "found_inf"))
         copies: list[Tensor] = []
@@ -202,7 +238,7 @@ class Fused:
             optimizer._captured.append((self, copies))
         else:
             if gradients != self.gradients or self.copied:
-                if [*map(_layout, self.params)] != self.layouts:
+                if [*map(_layout, self._pieces())] != self.layouts:
                     return False
                 self._set_gradients(grads, copies)
                 self.gradients, self.copied = gradients, bool(copies)
@@ -226,17 +262,17 @@ class Fused:
                 self.backend.set_lr(i, group["lr"])
 
     def _set_gradients(self, grads: list[Tensor | None], copies: list[Tensor]) -> None:
-        addresses, active = [], [0] * (self.segment[-1] + 1)
-        for p, g, segment in zip(self.params, grads, self.segment, strict=True):
+        addresses, present = [], [0] * len(self.segment)
+        for p, g, share in zip(self.pieces, grads, self.share, strict=True):
             if g is None:
                 addresses.append(0)
                 continue
-            active[segment] = 1
+            present[share] = 1
             if g.dtype != p.dtype or not alike(g, p) or g.is_conj() or g.is_neg():
                 g = torch.empty_like(p, memory_format=torch.preserve_format).copy_(g)
                 copies.append(g)
             addresses.append(g.data_ptr() or 16)  # an empty tensor has no address, but it is there
-        self.backend.new_gradients(addresses + active)
+        self.backend.new_gradients(addresses + present)
 
 
 def alike(x: Tensor, p: Tensor) -> bool:
@@ -261,11 +297,11 @@ def _lay_out(p: Tensor, state: dict[str, Tensor], keys: tuple[str, ...]) -> None
         x = state[key]
         if key == "step":  # counted where the parameter is
             state[key] = x.to(p.device, torch.float32)
-        elif x.dtype != p.dtype or x.device != p.device or not alike(x, p):
+        elif x.dtype != p.dtype or x.device != p.device or not alike(local(x), local(p)):
             state[key] = torch.empty_like(p, memory_format=torch.preserve_format).copy_(x)
 
 
-def _backend(device: torch.device) -> Callable[[Tensor, Tensor, Rule], Backend]:
+def _backend(device: torch.device) -> Callable[[Tensor, Tensor, Rule, Exchange | None], Backend]:
     if device.type == "cpu":
         return native.Native
     from tam.kernels import cuda

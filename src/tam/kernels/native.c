@@ -1,4 +1,6 @@
-/* The fused step on the CPU: measure, settle, update, over the tables of tables.py.
+/* The fused step on the CPU: measure, settle, update, over the tables of tables.py. `tam_measure` and `tam_update`
+   are the two halves of it, between which other ranks' sums can be added; `tam_each` is the whole of it where every
+   tensor is a segment of its own, so that a tensor can be updated while it is still in the cache.
 
    Plain C with OpenMP: no Python or torch headers. native_kernels.h is included once for each kind of
    number and instruction set; the instruction set is chosen when the step runs. Sums are taken per
@@ -17,10 +19,11 @@ static int omp_get_thread_num(void) { return 0; }
 static int omp_get_num_threads(void) { return 1; }
 #endif
 
-enum { THETA, MOMENTUM, SECOND, STEP, NUMEL, SEGMENT, GROUP, KIND };
+enum { THETA, MOMENTUM, SECOND, STEP, NUMEL, SHARE, SEGMENT, GROUP, KIND };
 enum { FIRST, COUNT, ALIGNMENT, WIDE };
+enum { DOT, MM, GG, PRESENT, SUMS }; /* of a share; the last row of all is for the whole */
 enum { LR, BETA1, BETA2, EPS, FLOOR, DECAY, SIGN, SMOOTHING, MAX_NORM, OPTIONS };
-enum { ADAPTIVE = 1, DECOUPLED = 2, EMA = 4, CORRECT = 8, CLIP = 16, ONE_BY_ONE = 32 };
+enum { ADAPTIVE = 1, DECOUPLED = 2, EMA = 4, CORRECT = 8, CLIP = 16 };
 
 #define CHUNK 16384 /* elements of a unit of work; a tensor up to this size is one thread's */
 #define INNER 512   /* elements added in the kind's own precision before float64 takes over */
@@ -74,8 +77,8 @@ static inline uint16_t float_to_bf16(float x) { /* to nearest, ties to even; a n
 #undef TARGET
 #endif
 
-/* Of the tables and of tam_step's arguments: native.py has the same number. */
-int tam_layout(void) { return 1; }
+/* Of the tables: native.py has the same number. */
+int tam_layout(void) { return 2; }
 
 /* 0: base, 1: AVX2, 2: AVX-512 */
 int tam_instruction_set(void) {
@@ -107,25 +110,25 @@ static const kinds BY_ISA[] = {
 #endif
 };
 
-/* The tables of a step. A column of rows is `n` long, a column of segments `n_segments`. */
+/* The tables of a step, as native.py fills them in. A column of rows is `n` long, one of segments `n_segments`. */
 typedef struct {
     const int64_t *rows, *gradients, *segments;
     const double *options;
-    int64_t n, n_segments;
-    int flags;
+    double *sums;       /* of each share, and behind them of the whole */
+    int64_t n, n_shares, n_segments;
     double scale;       /* 1 / grad_scale */
-    double clip;
-    double *damping;    /* d by segment */
-    const kinds *kind;
+    int flags, instruction_set, threads;
 } tables;
+
 
 static inline int64_t row_of(const tables *t, int column, int64_t row) { return t->rows[column * t->n + row]; }
 static inline int64_t segment_of(const tables *t, int column, int64_t s) {
     return t->segments[column * t->n_segments + s];
 }
+static inline const kinds *kinds_of(const tables *t) { return &BY_ISA[t->instruction_set]; }
 
 static inline char *at(const tables *t, int64_t address, int64_t row, int64_t chunk) {
-    return (char *)(intptr_t)address + chunk * CHUNK * t->kind->size[row_of(t, KIND, row)];
+    return (char *)(intptr_t)address + chunk * CHUNK * kinds_of(t)->size[row_of(t, KIND, row)];
 }
 
 static inline int64_t length(const tables *t, int64_t row, int64_t chunk) {
@@ -138,36 +141,39 @@ static inline int64_t chunks_of(const tables *t, int64_t row) {
 }
 
 static void measure_chunk(const tables *t, int64_t row, int64_t chunk, double *sums) {
-    t->kind->measure[row_of(t, KIND, row)](at(t, row_of(t, MOMENTUM, row), row, chunk), at(t, t->gradients[row], row, chunk),
-                                           length(t, row, chunk), t->scale, sums);
-    sums[0] *= t->options[row_of(t, GROUP, row) * OPTIONS + SIGN];
+    kinds_of(t)->measure[row_of(t, KIND, row)](at(t, row_of(t, MOMENTUM, row), row, chunk),
+                                               at(t, t->gradients[row], row, chunk), length(t, row, chunk), t->scale,
+                                               sums);
+    sums[DOT] *= t->options[row_of(t, GROUP, row) * OPTIONS + SIGN];
 }
 
 static void update_chunk(const tables *t, int64_t row, int64_t chunk, const coefficients *c) {
     void *second = t->flags & ADAPTIVE ? at(t, row_of(t, SECOND, row), row, chunk) : 0;
-    t->kind->update[row_of(t, KIND, row)](at(t, row_of(t, THETA, row), row, chunk), at(t, t->gradients[row], row, chunk),
-                                          at(t, row_of(t, MOMENTUM, row), row, chunk), second, length(t, row, chunk), c);
+    kinds_of(t)->update[row_of(t, KIND, row)](at(t, row_of(t, THETA, row), row, chunk),
+                                              at(t, t->gradients[row], row, chunk),
+                                              at(t, row_of(t, MOMENTUM, row), row, chunk), second,
+                                              length(t, row, chunk), c);
 }
 
-/* s and d of a segment from its three sums. */
-static void settle(const tables *t, int64_t s, const double *sums) {
+/* s of a segment from its sums; returns d. */
+static double settle(const tables *t, int64_t s, const double *sums) {
     void *address = (void *)(intptr_t)segment_of(t, ALIGNMENT, s);
     int wide = (int)segment_of(t, WIDE, s);
     double before = wide ? *(double *)address : *(float *)address, after = before;
-    if (t->gradients[t->n + s] && isfinite(sums[0]) && isfinite(sums[1]) && isfinite(sums[2])) {
-        double norms = sqrt(sums[1]) * sqrt(sums[2]), smoothing = t->options[SMOOTHING];
-        double cosine = norms > 0 ? sums[0] / norms : 0;
+    if (sums[PRESENT] > 0 && isfinite(sums[DOT]) && isfinite(sums[MM]) && isfinite(sums[GG])) {
+        double norms = sqrt(sums[MM]) * sqrt(sums[GG]), smoothing = t->options[SMOOTHING];
+        double cosine = norms > 0 ? sums[DOT] / norms : 0;
         cosine = cosine > 1 ? 1 : cosine < -1 ? -1 : cosine;
         after = smoothing * before + (1 - smoothing) * cosine;
     }
     if (wide) *(double *)address = after;
     else after = *(float *)address = (float)after;
-    t->damping[s] = (1 + after) / 2;
+    return (1 + after) / 2;
 }
 
-static coefficients coefficients_of(const tables *t, int64_t row) {
+static coefficients coefficients_of(const tables *t, int64_t row, double damping, double clip) {
     const double *o = t->options + row_of(t, GROUP, row) * OPTIONS;
-    double weight = o[FLOOR] + t->damping[row_of(t, SEGMENT, row)];
+    double weight = o[FLOOR] + damping;
     coefficients c = {
         .weight = weight,
         .keep = t->flags & EMA ? 1 - weight : o[BETA1],
@@ -178,7 +184,7 @@ static coefficients coefficients_of(const tables *t, int64_t row) {
         .rest2 = 1 - o[BETA2],
         .eps = o[EPS],
         .correction = 1,
-        .factor = o[SIGN] * t->clip * t->scale,
+        .factor = o[SIGN] * clip * t->scale,
         .adaptive = (t->flags & ADAPTIVE) != 0,
         .decoupled = (t->flags & DECOUPLED) != 0,
     };
@@ -186,20 +192,12 @@ static coefficients coefficients_of(const tables *t, int64_t row) {
     return c;
 }
 
-static void add(double *sums, const double *more) {
-    for (int k = 0; k < 3; k++) sums[k] += more[k];
+static void count_step(const tables *t, int64_t row) {
+    if (t->flags & ADAPTIVE && t->gradients[row]) *(float *)(intptr_t)row_of(t, STEP, row) += 1;
 }
 
-/* One tensor, by one thread. */
-static void step_small(const tables *t, int64_t row, double *sums) {
-    for (int64_t c = 0; c < chunks_of(t, row); c++) {
-        double part[3];
-        measure_chunk(t, row, c, part);
-        add(sums, part);
-    }
-    settle(t, row, sums);
-    coefficients k = coefficients_of(t, row);
-    for (int64_t c = chunks_of(t, row) - 1; c >= 0; c--) update_chunk(t, row, c, &k);
+static void add(double *sums, const double *more) {
+    for (int k = 0; k < 3; k++) sums[k] += more[k];
 }
 
 /* This thread's share of n chunks. */
@@ -209,11 +207,22 @@ static void share(int64_t n, int64_t *begin, int64_t *end) {
     *end = n * (me + 1) / all;
 }
 
+/* One tensor, by one thread. */
+static void step_small(const tables *t, int64_t row, double *sums) {
+    for (int64_t c = 0; c < chunks_of(t, row); c++) {
+        double part[3];
+        measure_chunk(t, row, c, part);
+        add(sums, part);
+    }
+    coefficients k = coefficients_of(t, row, settle(t, row, sums), 1);
+    for (int64_t c = chunks_of(t, row) - 1; c >= 0; c--) update_chunk(t, row, c, &k);
+}
+
 /* One tensor, by all threads; each updates what it has measured, last first: that is in its cache. */
-static void step_large(const tables *t, int64_t row, double *sums, double *parts, int threads) {
+static void step_large(const tables *t, int64_t row, double *sums, double *parts) {
     int64_t n = chunks_of(t, row);
     coefficients k;
-#pragma omp parallel num_threads(threads)
+#pragma omp parallel num_threads(t->threads)
     {
         int64_t begin, end;
         share(n, &begin, &end);
@@ -222,90 +231,109 @@ static void step_large(const tables *t, int64_t row, double *sums, double *parts
 #pragma omp single
         {
             for (int64_t c = 0; c < n; c++) add(sums, parts + 3 * c);
-            settle(t, row, sums);
-            k = coefficients_of(t, row);
+            k = coefficients_of(t, row, settle(t, row, sums), 1);
         }
         for (int64_t c = end - 1; c >= begin; c--) update_chunk(t, row, c, &k);
     }
 }
 
-/* Every tensor is its own segment, and nothing else is needed to update it. */
-static double step_one_by_one(const tables *t, double *parts, int threads) {
-    double *sums = calloc(3 * t->n + 1, sizeof *sums), total = 0;
-    if (!sums) return -1;
-#pragma omp parallel for schedule(dynamic, 4) num_threads(threads) if (t->n > 4)
-    for (int64_t row = 0; row < t->n; row++)
-        if (row_of(t, NUMEL, row) <= CHUNK) step_small(t, row, sums + 3 * row);
+/* The step where every tensor is its own segment, and nothing else is needed to update it. Returns |g|, or -1 where
+   there was no memory. */
+double tam_each(const tables *t) {
+    int64_t most = 0;
+    for (int64_t row = 0; row < t->n; row++) most = chunks_of(t, row) > most ? chunks_of(t, row) : most;
+    double *parts = malloc((3 * most + 1) * sizeof *parts), total = 0;
+    if (!parts) return -1;
     for (int64_t row = 0; row < t->n; row++) {
-        if (row_of(t, NUMEL, row) > CHUNK) step_large(t, row, sums + 3 * row, parts, threads);
-        total += sums[3 * row + 2];
+        count_step(t, row);
+        memset(t->sums + SUMS * row, 0, SUMS * sizeof *t->sums);
+        t->sums[SUMS * row + PRESENT] = t->gradients[row] != 0;
     }
-    free(sums);
-    return sqrt(total);
-}
-
-/* s of every segment and the clip factor, from the chunks' sums. Returns |g|. */
-static double settle_all(tables *t, const int64_t *first, const double *parts, coefficients *k) {
-    double total = 0;
-    for (int64_t s = 0; s < t->n_segments; s++) {
-        double sums[3] = {0, 0, 0};
-        int64_t row = segment_of(t, FIRST, s), end = row + segment_of(t, COUNT, s);
-        for (int64_t i = first[row]; i < first[end]; i++) add(sums, parts + 3 * i);
-        settle(t, s, sums);
-        total += sums[2];
+#pragma omp parallel for schedule(dynamic, 4) num_threads(t->threads) if (t->n > 4)
+    for (int64_t row = 0; row < t->n; row++)
+        if (row_of(t, NUMEL, row) <= CHUNK) step_small(t, row, t->sums + SUMS * row);
+    for (int64_t row = 0; row < t->n; row++) {
+        if (row_of(t, NUMEL, row) > CHUNK) step_large(t, row, t->sums + SUMS * row, parts);
+        total += t->sums[SUMS * row + GG];
     }
-    if (t->flags & CLIP) {
-        double factor = t->options[MAX_NORM] / (sqrt(total) + 1e-6);
-        t->clip = factor > 1 ? 1 : factor;
-    }
-    for (int64_t row = 0; row < t->n; row++) k[row] = coefficients_of(t, row);
-    return sqrt(total);
-}
-
-/* Measure all, settle, then update all; each thread its own share, last first. */
-static double step_together(tables *t, const int64_t *first, double *parts, int threads) {
-    int64_t n = first[t->n];
-    int64_t *row = malloc((n + 1) * sizeof *row);
-    coefficients *k = malloc((t->n + 1) * sizeof *k);
-    double norm = -1;
-    if (!row || !k) goto end;
-    for (int64_t j = 0; j < t->n; j++)
-        for (int64_t i = first[j]; i < first[j + 1]; i++) row[i] = j;
-#pragma omp parallel num_threads(threads) if (n > 1)
-    {
-        int64_t begin, end;
-        share(n, &begin, &end);
-        for (int64_t i = begin; i < end; i++) measure_chunk(t, row[i], i - first[row[i]], parts + 3 * i);
-#pragma omp barrier
-#pragma omp single
-        norm = settle_all(t, first, parts, k);
-        for (int64_t i = end - 1; i >= begin; i--) update_chunk(t, row[i], i - first[row[i]], &k[row[i]]);
-    }
-end:
-    free(row);
-    free(k);
-    return norm;
-}
-
-/* The step; returns |g|, or -1 where there was no memory for the partial sums. */
-double tam_step(const int64_t *rows, int64_t n, const int64_t *gradients, const int64_t *segments,
-                int64_t n_segments, const double *options, int flags, double scale, int instruction_set, int threads) {
-    tables t = {rows, gradients, segments, options, n, n_segments, flags, scale, 1, 0, &BY_ISA[instruction_set]};
-    int64_t *first = malloc((n + 1) * sizeof *first), chunks = 0;
-    for (int64_t row = 0; row < n; row++) chunks += chunks_of(&t, row);
-    double *parts = malloc((3 * chunks + 1) * sizeof *parts), norm = -1;
-    t.damping = malloc(n_segments * sizeof *t.damping);
-    if (first && parts && t.damping) {
-        first[0] = 0;
-        for (int64_t row = 0; row < n; row++) {
-            first[row + 1] = first[row] + chunks_of(&t, row);
-            if (flags & ADAPTIVE && gradients[row]) *(float *)(intptr_t)row_of(&t, STEP, row) += 1;
-        }
-        norm = flags & ONE_BY_ONE ? step_one_by_one(&t, parts, threads)
-                                  : step_together(&t, first, parts, threads);
-    }
-    free(first);
     free(parts);
-    free(t.damping);
+    return sqrt(total);
+}
+
+/* All chunks of all rows, one after the other. */
+typedef struct {
+    int64_t n, *row, *chunk;
+} chunk_list;
+
+static int list_chunks(const tables *t, chunk_list *list) {
+    list->n = 0;
+    for (int64_t row = 0; row < t->n; row++) list->n += chunks_of(t, row);
+    list->row = malloc((2 * list->n + 1) * sizeof *list->row);
+    if (!list->row) return 0;
+    list->chunk = list->row + list->n;
+    int64_t i = 0;
+    for (int64_t row = 0; row < t->n; row++)
+        for (int64_t c = 0; c < chunks_of(t, row); c++, i++) list->row[i] = row, list->chunk[i] = c;
+    return 1;
+}
+
+/* The sums of every share. Returns -1 where there was no memory for it. */
+int tam_measure(const tables *t) {
+    chunk_list all;
+    if (!list_chunks(t, &all)) return -1;
+    double *parts = malloc((3 * all.n + 1) * sizeof *parts);
+    if (parts) {
+#pragma omp parallel num_threads(t->threads) if (all.n > 1)
+        {
+            int64_t begin, end;
+            share(all.n, &begin, &end);
+            for (int64_t i = begin; i < end; i++) measure_chunk(t, all.row[i], all.chunk[i], parts + 3 * i);
+        }
+        double *whole = t->sums + SUMS * t->n_shares;
+        memset(t->sums, 0, SUMS * (t->n_shares + 1) * sizeof *t->sums);
+        for (int64_t i = 0; i < all.n; i++) add(t->sums + SUMS * row_of(t, SHARE, all.row[i]), parts + 3 * i);
+        for (int64_t row = 0; row < t->n; row++)
+            if (t->gradients[row]) t->sums[SUMS * row_of(t, SHARE, row) + PRESENT] = 1;
+        for (int64_t k = 0; k < t->n_shares; k++) whole[GG] += t->sums[SUMS * k + GG];
+    }
+    free(parts);
+    free(all.row);
+    return parts ? 0 : -1;
+}
+
+/* Settles every segment from the sums of its shares and moves all rows. Returns |g|, or -1 where there was no
+   memory. */
+double tam_update(const tables *t) {
+    chunk_list all;
+    if (!list_chunks(t, &all)) return -1;
+    double norm = sqrt(t->sums[SUMS * t->n_shares + GG]), clip = 1;
+    if (t->flags & CLIP) {
+        clip = t->options[MAX_NORM] / (norm + 1e-6);
+        clip = clip > 1 ? 1 : clip;
+    }
+    double *damping = malloc((t->n_segments + 1) * sizeof *damping);
+    coefficients *k = malloc((t->n + 1) * sizeof *k);
+    if (damping && k) {
+        for (int64_t s = 0; s < t->n_segments; s++) {
+            double sums[SUMS] = {0};
+            int64_t first = segment_of(t, FIRST, s), end = first + segment_of(t, COUNT, s);
+            for (int64_t i = first; i < end; i++)
+                for (int j = 0; j < SUMS; j++) sums[j] += t->sums[SUMS * i + j];
+            damping[s] = settle(t, s, sums);
+        }
+        for (int64_t row = 0; row < t->n; row++) {
+            count_step(t, row);
+            k[row] = coefficients_of(t, row, damping[row_of(t, SEGMENT, row)], clip);
+        }
+#pragma omp parallel num_threads(t->threads) if (all.n > 1)
+        {
+            int64_t begin, end; /* what this thread has measured, last first */
+            share(all.n, &begin, &end);
+            for (int64_t i = end - 1; i >= begin; i--) update_chunk(t, all.row[i], all.chunk[i], &k[all.row[i]]);
+        }
+    } else norm = -1;
+    free(damping);
+    free(k);
+    free(all.row);
     return norm;
 }

@@ -12,13 +12,25 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from tam.kernels.tables import Option
+from tam.distributed import FOUND_INF, Exchange
+from tam.kernels.tables import Option, Segment
 from tam.kernels.torque import Rule
 
 KINDS = ("float32", "bfloat16", "float64")
 INSTRUCTION_SETS = ("base", "avx2", "avx512")
-LAYOUT = 1  # of the tables and of tam_step's arguments, as in native.c
-_ADAPTIVE, _DECOUPLED, _EMA, _CORRECT, _CLIP, _ONE_BY_ONE = (1 << i for i in range(6))  # as in native.c
+LAYOUT = 2  # of the tables, as in native.c
+_ADAPTIVE, _DECOUPLED, _EMA, _CORRECT, _CLIP = (1 << i for i in range(5))  # as in native.c
+
+
+class Tables(ctypes.Structure):
+    """The tables of a step, as native.c has them."""
+
+    _fields_ = [
+        *[(name, ctypes.c_void_p) for name in ("rows", "gradients", "segments", "options", "sums")],
+        *[(name, ctypes.c_int64) for name in ("n", "n_shares", "n_segments")],
+        ("scale", ctypes.c_double),
+        *[(name, ctypes.c_int) for name in ("flags", "instruction_set", "threads")],
+    ]
 
 
 @cache
@@ -35,9 +47,9 @@ def library() -> ctypes.CDLL | str:
         return f"the CPU kernel cannot be loaded: {error}"
     if layout != LAYOUT:
         return "the CPU kernel was built from another version: install the package again"
-    address, number, real, small = ctypes.c_void_p, ctypes.c_int64, ctypes.c_double, ctypes.c_int
-    found.tam_step.argtypes = [address, number, address, address, number, address, small, real, small, small]
-    found.tam_step.restype = real
+    for name in ("tam_measure", "tam_update", "tam_each"):
+        getattr(found, name).argtypes = [ctypes.POINTER(Tables)]
+        getattr(found, name).restype = ctypes.c_int if name == "tam_measure" else ctypes.c_double
     return found
 
 
@@ -66,11 +78,21 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
+def _done(result: float) -> float:
+    if result < 0:
+        raise MemoryError("no memory for the partial sums of the step")
+    return result
+
+
 class Native:
     """The tables in memory."""
 
-    def __init__(self, rows: Tensor, segments: Tensor, rule: Rule) -> None:
-        self.rows, self.segments = rows, segments
+    def __init__(self, rows: Tensor, segments: Tensor, rule: Rule, exchange: Exchange | None) -> None:
+        self.rows, self.segments, self.exchange = rows, segments, exchange
+        # Of all shares, also those of which there is nothing here, and of the whole.
+        shares = int(segments[Segment.COUNT].sum())
+        self.sums = torch.zeros(shares + 1, 4, dtype=torch.float64)
+        self.each = rule.scope == "tensor" and rule.max_grad_norm is None and exchange is None
         self.gradients = self.options = torch.empty(0)
         self.flags = (
             _ADAPTIVE * rule.adaptive
@@ -78,7 +100,6 @@ class Native:
             | _EMA * rule.ema
             | _CORRECT * rule.bias_correction
             | _CLIP * (rule.max_grad_norm is not None)
-            | _ONE_BY_ONE * (rule.scope == "tensor" and rule.max_grad_norm is None)
         )
 
     def new_gradients(self, gradients: list[int]) -> None:
@@ -91,24 +112,26 @@ class Native:
         self.options[group, Option.LR] = lr
 
     def run(self, norm: Tensor, grad_scale: Tensor | None, found_inf: Tensor | None) -> None:
-        if found_inf is not None and float(found_inf) != 0:
+        if found_inf is not None and self.exchange is None and float(found_inf) != 0:
             return
         kernel = library()
         assert not isinstance(kernel, str)
-        length = kernel.tam_step(
-            self.rows.data_ptr(),
-            self.rows.shape[1],
-            self.gradients.data_ptr(),
-            self.segments.data_ptr(),
-            self.segments.shape[1],
-            self.options.data_ptr(),
-            self.flags,
+        columns = (self.rows, self.gradients, self.segments, self.options, self.sums)
+        tables = Tables(
+            *[table.data_ptr() for table in columns],
+            *(self.rows.shape[1], len(self.sums) - 1, self.segments.shape[1]),
             1.0 if grad_scale is None else 1.0 / float(grad_scale),
-            instruction_set(),
-            1 if _forked else torch.get_num_threads(),
+            *(self.flags, instruction_set(), 1 if _forked else torch.get_num_threads()),
         )
-        if length < 0:
-            raise MemoryError("no memory for the partial sums of the step")
+        if self.each:
+            length = _done(kernel.tam_each(tables))
+        else:
+            _done(kernel.tam_measure(tables))
+            if self.exchange is not None:
+                self.exchange.add_up(self.sums, found_inf)
+                if float(self.sums[-1, FOUND_INF]) != 0:
+                    return
+            length = _done(kernel.tam_update(tables))
         norm.fill_(length)
 
     def capturing(self) -> bool:

@@ -13,15 +13,16 @@ class Row(IntEnum):
     SECOND = 2
     STEP = 3
     NUMEL = 4
-    SEGMENT = 5
-    GROUP = 6
-    KIND = 7  # of number: see KINDS
+    SHARE = 5  # of its segment: see tam.distributed.Exchange. Without other ranks a segment has one
+    SEGMENT = 6
+    GROUP = 7
+    KIND = 8  # of number: see KINDS
 
 
 class Segment(IntEnum):
     """What is known of a segment (int64)."""
 
-    FIRST = 0  # its first part and how many there are: chunks on CUDA, rows on the CPU
+    FIRST = 0  # its first share, and how many there are
     COUNT = 1
     ALIGNMENT = 2  # address of s
     WIDE = 3  # whether s is float64
@@ -42,6 +43,6 @@ class Option(IntEnum):
 
 
 # Besides there is a table of the gradients (int64): the address of each row's, 0 where it has none,
-# and behind them for each segment whether any of its rows has one.
+# and behind them for each share whether any of its rows has one.
 
 KINDS = ("float32", "bfloat16", "float16", "float64")

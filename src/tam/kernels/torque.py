@@ -1,7 +1,7 @@
 """The torque-aware step: measure three sums per segment, settle s and d, update.
 
-The rule of TAM, AdaTAM and AdaTAMW for every way that is made of torch operations. `step` is the
-whole of it; the distribution seam lies between `measure` and `settle`.
+The rule of TAM, AdaTAM and AdaTAMW for every way that is made of torch operations: `step`, or
+`step_together` where ranks add up their sums between `measure` and `settle`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tam.distributed import add_up
+from tam.distributed import FOUND_INF, GG, PRESENT, Exchange
 from tam.kernels.arithmetic import Arithmetic, accumulator, nonzero
 from tam.kernels.bucket import Bucket, advance, apply, bias_corrections, write_back
 
@@ -41,13 +41,67 @@ class Rule:
 
 def step(ops: Arithmetic, rule: Rule, buckets: list[Bucket]) -> Tensor | None:
     """One step of all buckets. Returns |g|, or None where it lies on a CPU and a GPU at once."""
-    sums = add_up(rule, buckets, [measure(ops, rule, bucket) for bucket in buckets])
+    sums = [measure(ops, rule, bucket) for bucket in buckets]
     damping = settle_segments(ops, rule, buckets, sums)
     norm = grad_norm(sums)
+    finish(ops, rule, buckets, damping, norm)
+    return norm
+
+
+def step_together(
+    ops: Arithmetic,
+    rule: Rule,
+    buckets: list[Bucket],
+    exchange: Exchange,
+    alignments: list[Tensor],
+    found_inf: Tensor | None,
+) -> Tensor | None:
+    """One step of parameters that lie in pieces on several ranks, given each segment's s. Returns |g|.
+
+    Every rank takes part in it, whatever it has to move. None where gradients are not finite on some rank.
+    """
+    sums = exchange.blank()
+    for bucket in buckets:
+        _collect(exchange, bucket, measure(ops, rule, bucket).to(sums.device), sums)
+    exchange.add_up(sums, found_inf)
+    if found_inf is not None and float(sums[-1, FOUND_INF]) != 0:  # GradScaler waits for this value, too
+        return None
+    by_segment = torch.split(sums[:-1], exchange.counts())
+    totals = torch.stack([shares.sum(0) for shares in by_segment])
+    before = torch.stack([s.to(sums.device) for s in alignments])
+    moved = (totals[:, PRESENT] > 0) & (sums[-1, FOUND_INF] == 0)
+    s = torch.where(moved, settle(totals[:, :PRESENT], before, rule.smoothing), before)
+    torch._foreach_copy_(alignments, list(s.unbind()))
+    d, damping = (1 + s.to(sums.dtype)) / 2, []
+    for bucket in buckets:
+        segments = [exchange.shares[share][0] for share in bucket.shares]
+        own = d[exchange.index(segments, d.device)] if rule.scope == "tensor" else d[segments[0]]
+        damping.append(own.to(bucket.device, accumulator(bucket.device)))
+    norm = sums[-1, GG].sqrt()
+    finish(ops, rule, buckets, damping, norm)
+    return norm
+
+
+def _collect(exchange: Exchange, bucket: Bucket, measured: Tensor, sums: Tensor) -> None:
+    """Adds a bucket's rows to the sums of their shares, in a fixed order."""
+    shares = list(dict.fromkeys(bucket.shares))
+    if len(shares) == len(bucket.shares):
+        sums[exchange.index(shares, sums.device), :PRESENT] += measured
+    else:
+        for share in shares:
+            rows = [i for i, other in enumerate(bucket.shares) if other == share]
+            part = measured if len(shares) == 1 else measured[exchange.index(rows, sums.device)]
+            sums[share, :PRESENT] += part.sum(0)
+    sums[exchange.index(shares, sums.device), PRESENT] = 1
+
+
+def finish(
+    ops: Arithmetic, rule: Rule, buckets: list[Bucket], damping: list[Tensor], norm: Tensor | None
+) -> None:
+    """Clips and moves all rows."""
     clip = clip_factor(norm, rule.max_grad_norm)
     for bucket, d in zip(buckets, damping, strict=True):
         update(ops, rule, bucket, d, clip)
-    return norm
 
 
 def measure(ops: Arithmetic, rule: Rule, bucket: Bucket) -> Tensor:

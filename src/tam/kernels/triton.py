@@ -2,7 +2,8 @@
 
 A program takes one chunk of a tensor. Whoever is last to measure a chunk of a segment adds the
 segment's partial sums, in a fixed order, and settles s; the last segment to settle gives |g| and the
-clip factor. The update walks the chunks backwards: what was measured last is still in the L2 cache.
+clip factor. Where ranks add up their sums in between, settling is a kernel of its own. The update walks
+the chunks backwards: what was measured last is still in the L2 cache.
 
 `tables.py` names the columns of the tables, `fused.py` makes them. This module is imported only where
 triton is.
@@ -13,6 +14,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from tam import distributed
 from tam.kernels import tables
 
 THETA = tl.constexpr(int(tables.Row.THETA))
@@ -20,6 +22,7 @@ MOMENTUM = tl.constexpr(int(tables.Row.MOMENTUM))
 SECOND = tl.constexpr(int(tables.Row.SECOND))
 STEP = tl.constexpr(int(tables.Row.STEP))
 NUMEL = tl.constexpr(int(tables.Row.NUMEL))
+SHARE = tl.constexpr(int(tables.Row.SHARE))
 SEGMENT = tl.constexpr(int(tables.Row.SEGMENT))
 GROUP = tl.constexpr(int(tables.Row.GROUP))
 KIND = tl.constexpr(int(tables.Row.KIND))
@@ -38,6 +41,13 @@ SIGN = tl.constexpr(int(tables.Option.SIGN))
 SMOOTHING = tl.constexpr(int(tables.Option.SMOOTHING))
 MAX_NORM = tl.constexpr(int(tables.Option.MAX_NORM))
 OPTIONS = tl.constexpr(len(tables.Option))
+
+DOT = tl.constexpr(distributed.DOT)
+MM = tl.constexpr(distributed.MM)
+GG = tl.constexpr(distributed.GG)
+PRESENT = tl.constexpr(distributed.PRESENT)
+FOUND_INF = tl.constexpr(distributed.FOUND_INF)
+SUMS = tl.constexpr(4)
 
 LANES = tl.constexpr(1024)
 
@@ -117,17 +127,8 @@ def _finite(x):
 
 
 @triton.jit
-def _settle(segments, n_segments, segment, active, settings, partial, n_chunks, scalars, norm, counters):
-    """s and d of one segment; after the last one also |g| and the clip factor.
-
-    scalars: d of each segment, |g|^2 of each segment, clip factor. counters: how many chunks of each
-    segment have been measured, and behind them how many segments have settled; left at 0.
-    """
-    first = _cell(segments, n_segments, FIRST, segment).to(tl.int32)
-    count = _cell(segments, n_segments, COUNT, segment).to(tl.int32)
-    mg = _total(partial, first, count)
-    mm = _total(partial + n_chunks, first, count)
-    gg = _total(partial + 2 * n_chunks, first, count)
+def _settle(segments, n_segments, segment, present, settings, mg, mm, gg, scalars):
+    """s and d of one segment. scalars: d of each segment, |g|^2 of each segment, clip factor."""
     s_ptr = _cell(segments, n_segments, ALIGNMENT, segment).to(tl.pointer_type(tl.float32))
     s = tl.load(s_ptr).to(tl.float64)
     norms = tl.sqrt(mm) * tl.sqrt(gg)
@@ -135,19 +136,19 @@ def _settle(segments, n_segments, segment, active, settings, partial, n_chunks, 
     cosine = tl.minimum(tl.maximum(cosine, -1.0), 1.0)
     smoothing = tl.load(settings + SMOOTHING)
     smoothed = smoothing * s + (1 - smoothing) * cosine
-    taken = (tl.load(active + segment) != 0) & _finite(mg) & _finite(mm) & _finite(gg)
+    taken = present & _finite(mg) & _finite(mm) & _finite(gg)
     s = tl.where(taken, smoothed, s).to(tl.float32)
     tl.store(s_ptr, s)
     tl.store(scalars + segment, (1 + s.to(tl.float64)) / 2)
     tl.store(scalars + n_segments + segment, gg)
-    tl.store(counters + segment, 0)
-    tl.debug_barrier()
-    if tl.atomic_add(counters + n_segments, 1, sem="acq_rel") == n_segments - 1:
-        length = tl.sqrt(_total(scalars + n_segments, 0, n_segments))
-        k = tl.load(settings + MAX_NORM) / (length + 1e-6)
-        tl.store(norm, length.to(tl.float32))
-        tl.store(scalars + 2 * n_segments, tl.where(k > 1, 1.0, k))
-        tl.store(counters + n_segments, 0)
+
+
+@triton.jit
+def _clip(settings, length, scalars, n_segments, norm):
+    """|g| and the clip factor."""
+    k = tl.load(settings + MAX_NORM) / (length + 1e-6)
+    tl.store(norm, length.to(tl.float32))
+    tl.store(scalars + 2 * n_segments, tl.where(k > 1, 1.0, k))
 
 
 @triton.jit
@@ -227,12 +228,16 @@ def _update(
 
 @triton.jit
 def measure(
-    chunks, rows, gradients, segments, settings, partial, scalars, norm, counters, grad_scale, found_inf,
-    n_chunks, n_rows, n_segments,
+    chunks, rows, gradients, shares, segments, settings, partial, sums, scalars, norm, counters, grad_scale,
+    found_inf, n_chunks, n_rows, n_shares, n_segments,
     DTYPES: tl.constexpr, ALIGNED: tl.constexpr, SCALED: tl.constexpr, SKIPS: tl.constexpr,
-    ADAPTIVE: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
+    ADAPTIVE: tl.constexpr, TOGETHER: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Measures one chunk. DTYPES has a bit for each of float32, bfloat16 and float16 that occurs."""
+    """Measures one chunk. DTYPES has a bit for each of float32, bfloat16 and float16 that occurs.
+
+    counters: how many chunks of each share have been measured, and behind them how many segments have
+    settled; left at 0. TOGETHER: other ranks' sums are to be added before `settle`.
+    """
     if SKIPS:
         if tl.load(found_inf) != 0:
             return
@@ -242,7 +247,7 @@ def measure(
     chunk = tl.program_id(0)
     row = tl.load(chunks + chunk)
     start = tl.load(chunks + n_chunks + chunk).to(tl.int64) * CHUNK
-    segment = _cell(rows, n_rows, SEGMENT, row).to(tl.int32)
+    share = _cell(rows, n_rows, SHARE, row).to(tl.int32)
     kind = _cell(rows, n_rows, KIND, row).to(tl.int32)
     sign = tl.load(settings + _cell(rows, n_rows, GROUP, row) * OPTIONS + SIGN).to(tl.float32)
     gradient = tl.load(gradients + row)
@@ -261,22 +266,68 @@ def measure(
     tl.store(partial + chunk, mg * sign)
     tl.store(partial + n_chunks + chunk, mm)
     tl.store(partial + 2 * n_chunks + chunk, gg)
-    if ADAPTIVE:
+    if ADAPTIVE and not TOGETHER:
         if (start == 0) & (gradient != 0):
             t = _cell(rows, n_rows, STEP, row).to(tl.pointer_type(tl.float32))
             tl.store(t, tl.load(t) + 1)
     tl.debug_barrier()
-    count = _cell(segments, n_segments, COUNT, segment).to(tl.int32)
-    if tl.atomic_add(counters + segment, 1, sem="acq_rel") == count - 1:
-        _settle(
-            segments, n_segments, segment, gradients + n_rows, settings, partial, n_chunks, scalars, norm,
-            counters,
-        )  # fmt: skip
+    count = _cell(shares, n_shares, COUNT, share).to(tl.int32)
+    if tl.atomic_add(counters + share, 1, sem="acq_rel") == count - 1:
+        tl.store(counters + share, 0)
+        first = _cell(shares, n_shares, FIRST, share).to(tl.int32)
+        dot = _total(partial, first, count)
+        mm_total = _total(partial + n_chunks, first, count)
+        gg_total = _total(partial + 2 * n_chunks, first, count)
+        present = tl.load(gradients + n_rows + share) != 0
+        if TOGETHER:
+            tl.store(sums + share * SUMS + DOT, dot)
+            tl.store(sums + share * SUMS + MM, mm_total)
+            tl.store(sums + share * SUMS + GG, gg_total)
+            tl.store(sums + share * SUMS + PRESENT, present.to(tl.float64))
+        else:  # a share is a segment
+            _settle(segments, n_segments, share, present, settings, dot, mm_total, gg_total, scalars)
+            tl.debug_barrier()
+            if tl.atomic_add(counters + n_shares, 1, sem="acq_rel") == n_segments - 1:
+                tl.store(counters + n_shares, 0)
+                length = tl.sqrt(_total(scalars + n_segments, 0, n_segments))
+                _clip(settings, length, scalars, n_segments, norm)
+
+
+@triton.jit
+def settle(
+    rows, gradients, segments, settings, sums, scalars, norm, n_rows, n_shares, n_segments,
+    ADAPTIVE: tl.constexpr,
+):  # fmt: skip
+    """Settles one segment from the sums of its shares, which the ranks have added up; the first also counts
+    the step."""
+    whole = sums + n_shares * SUMS
+    if tl.load(whole + FOUND_INF) != 0:
+        return
+    segment = tl.program_id(0)
+    first = _cell(segments, n_segments, FIRST, segment).to(tl.int32)
+    dot = tl.full((), 0.0, tl.float64)
+    mm = tl.full((), 0.0, tl.float64)
+    gg = tl.full((), 0.0, tl.float64)
+    present = tl.full((), 0.0, tl.float64)
+    for i in range(first, first + _cell(segments, n_segments, COUNT, segment).to(tl.int32)):
+        dot += tl.load(sums + i * SUMS + DOT)
+        mm += tl.load(sums + i * SUMS + MM)
+        gg += tl.load(sums + i * SUMS + GG)
+        present += tl.load(sums + i * SUMS + PRESENT)
+    _settle(segments, n_segments, segment, present > 0, settings, dot, mm, gg, scalars)
+    if segment == 0:
+        _clip(settings, tl.sqrt(tl.load(whole + GG)), scalars, n_segments, norm)
+        if ADAPTIVE:
+            for i in range(0, n_rows, LANES):
+                row = i + tl.arange(0, LANES)
+                moves = tl.load(gradients + row, row < n_rows, other=0) != 0
+                t = tl.load(rows + STEP * n_rows + row, moves, other=0).to(tl.pointer_type(tl.float32))
+                tl.store(t, tl.load(t, moves, other=0.0) + 1, moves)
 
 
 @triton.jit
 def update(
-    chunks, rows, gradients, settings, scalars, grad_scale, found_inf, n_chunks, n_rows, n_segments,
+    chunks, rows, gradients, settings, scalars, grad_scale, found_inf, n_chunks, n_rows, n_shares, n_segments,
     DTYPES: tl.constexpr, ALIGNED: tl.constexpr, SCALED: tl.constexpr, SKIPS: tl.constexpr,
     ADAPTIVE: tl.constexpr, DECOUPLED: tl.constexpr, EMA: tl.constexpr, CORRECT: tl.constexpr,
     CLIP: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,

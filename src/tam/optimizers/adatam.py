@@ -12,6 +12,7 @@ from tam.kernels import torque
 from tam.optimizers.torque import TorqueOptimizer
 
 if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
     from typing_extensions import Self
 
 
@@ -44,6 +45,8 @@ class AdaTAM(TorqueOptimizer):
         fused: the step in one kernel (True), not so (False), or where it can be (None)
         capturable: keep the step count on the device, as CUDA graphs need it
         differentiable: let autograd go through the step
+        shard_group: the ranks over which plain tensors are sharded; docs/distributed.md tells more
+        whole_tensors: each of those tensors lies on one rank whole, as with ZeroRedundancyOptimizer
     """
 
     decoupled: ClassVar[bool] = False  # is the weight decay outside the gradient?
@@ -70,6 +73,8 @@ class AdaTAM(TorqueOptimizer):
         fused: bool | None = None,
         capturable: bool = False,
         differentiable: bool = False,
+        shard_group: ProcessGroup | None = None,
+        whole_tensors: bool = False,
     ) -> None:
         options = {
             "lr": lr,
@@ -88,7 +93,7 @@ class AdaTAM(TorqueOptimizer):
             "capturable": capturable,
             "differentiable": differentiable,
         }
-        super().__init__(params, options)
+        super().__init__(params, options, shard_group, whole_tensors)
 
     @classmethod
     def from_adam(cls, optimizer: Optimizer, **options: Any) -> Self:
@@ -147,6 +152,8 @@ class AdaTAMW(AdaTAM):
         fused: bool | None = None,
         capturable: bool = False,
         differentiable: bool = False,
+        shard_group: ProcessGroup | None = None,
+        whole_tensors: bool = False,
     ) -> None:
         super().__init__(
             params,
@@ -165,4 +172,6 @@ class AdaTAMW(AdaTAM):
             fused=fused,
             capturable=capturable,
             differentiable=differentiable,
+            shard_group=shard_group,
+            whole_tensors=whole_tensors,
         )

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer, ParamsT, _use_grad_for_differentiable
 
 from tam import kernels
-from tam.distributed import is_sharded, local, local_gradient, ranks_of
+from tam.distributed import is_sharded, local, local_gradient
 from tam.kernels.arithmetic import Arithmetic
 from tam.kernels.bucket import Bucket, fill, filled
 from tam.optimizers.checkpoint import adopt, hooks_around_load
@@ -89,15 +89,20 @@ class Base(Optimizer):
         """Whether the step is done by a fused kernel."""
         return False
 
+    def steps_together(self) -> bool:
+        """Whether other ranks wait for this one in a step, whatever it has to move."""
+        return False
+
     def take_step(self) -> None:
         """The step, in the way that suits."""
         scale: Tensor | None = getattr(self, "grad_scale", None)
         inf: Tensor | None = getattr(self, "found_inf", None)
-        if inf is not None and float(inf) != 0:  # GradScaler waits for this value, too
+        together = self.steps_together()
+        if inf is not None and not together and float(inf) != 0:  # GradScaler waits for this value, too
             return
         self.check_step()
         params, buckets = self.gather()
-        if not buckets:
+        if not buckets and not together:
             return
         if scale is not None:
             for bucket in buckets:
@@ -151,13 +156,23 @@ class Base(Optimizer):
             columns: list[list[Tensor]] = [[] for _ in keys]
             self._init_group(group, theta, grad, *columns)
             params.append(theta)
-            ranks = None
-            if any(map(is_sharded, theta)):  # the step works on this rank's parts
+            shares = self.shares_of(theta)
+            if any(map(is_sharded, theta)):  # the step works on this rank's pieces
                 grad = [local_gradient(p, g) for p, g in zip(theta, grad, strict=True)]
-                ranks, theta = [*map(ranks_of, theta)], [*map(local, theta)]
-                columns = [[*map(local, column)] for column in columns]
-            buckets += fill(group, i, theta, grad, dict(zip(keys, columns, strict=True)), ranks)
+                theta, columns = [*map(local, theta)], [[*map(local, column)] for column in columns]
+            buckets += fill(group, i, theta, grad, dict(zip(keys, columns, strict=True)), shares)
         return params, buckets
+
+    def make_state(self) -> bool:
+        """Makes the state of parameters at their first gradient. Returns whether any has a gradient."""
+        found: list[Tensor] = []
+        for group in self.param_groups:
+            self._init_group(group, found, [], *[[] for _ in self.column_keys(group)])
+        return bool(found)
+
+    def shares_of(self, params: list[Tensor]) -> list[int] | None:
+        """Which share of the exchange each of a group's parameters belongs to, where there is one."""
+        return None
 
     def column_keys(self, group: dict[str, Any]) -> tuple[str, ...]:
         """All state of a parameter of this group."""

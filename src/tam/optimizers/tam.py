@@ -12,6 +12,7 @@ from tam.kernels import torque
 from tam.optimizers.torque import TorqueOptimizer
 
 if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
     from typing_extensions import Self
 
 
@@ -41,6 +42,8 @@ class TAM(TorqueOptimizer):
         fused: the step in one kernel (True), not so (False), or where it can be (None)
         capturable: accepted as torch's optimizers have it; TAM keeps no step count
         differentiable: let autograd go through the step
+        shard_group: the ranks over which plain tensors are sharded; docs/distributed.md tells more
+        whole_tensors: each of those tensors lies on one rank whole, as with ZeroRedundancyOptimizer
 
     Example:
         >>> import torch, tam
@@ -68,6 +71,8 @@ class TAM(TorqueOptimizer):
         fused: bool | None = None,
         capturable: bool = False,
         differentiable: bool = False,
+        shard_group: ProcessGroup | None = None,
+        whole_tensors: bool = False,
     ) -> None:
         options = {
             "lr": lr,
@@ -83,7 +88,7 @@ class TAM(TorqueOptimizer):
             "capturable": capturable,
             "differentiable": differentiable,
         }
-        super().__init__(params, options)
+        super().__init__(params, options, shard_group, whole_tensors)
 
     @classmethod
     def from_sgd(cls, optimizer: Optimizer, **options: Any) -> Self:

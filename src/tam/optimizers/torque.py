@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from tam.distributed import check_lists
+from tam.distributed import Exchange, ShardGroup, is_sharded
 from tam.kernels import torque
 from tam.kernels.arithmetic import Arithmetic
 from tam.kernels.bucket import Bucket
@@ -26,12 +26,17 @@ class TorqueOptimizer(Base):
     )  # fmt: skip
     mark: ClassVar[str] = "smoothing"
 
-    def __init__(self, params: ParamsT, defaults: dict[str, Any]) -> None:
+    def __init__(
+        self, params: ParamsT, defaults: dict[str, Any], shard_group: Any, whole_tensors: bool
+    ) -> None:
         super().__init__(params, defaults)
+        self._shards = ShardGroup.of(shard_group, whole_tensors, defaults["scope"])
         # No class attributes: a wrapper that passes for this class (Lightning's) would find them there.
         self._grad_norm: Tensor | None = None  # |g| of the last step; the step writes it in place
         self._fused: Fused | None = None  # the tables of the fused step
-        self._lists_checked = False  # whether all ranks are known to hold the same sharded parameters
+        self._exchange: Exchange | None = None  # with other ranks; it may have nothing to exchange
+        self._together: Exchange | None = None  # the same, where the step at hand exchanges anything
+        self._kept: dict[int, Tensor] = {}  # s of segments of which this rank has no state, but others have
         self._captured: list[Any] = []  # what CUDA graphs that captured a step will read
 
     @property
@@ -43,12 +48,56 @@ class TorqueOptimizer(Base):
         return (*self.state_keys(group), "alignment")
 
     def run(self, ops: Arithmetic, buckets: list[Bucket]) -> None:
-        if not self._lists_checked and any(any(bucket.ranks) for bucket in buckets):
-            check_lists([p for group in self.param_groups for p in group["params"]])
-            self._lists_checked = True
-        norm = torque.step(ops, self.rule, buckets)
+        if self._together is not None:
+            inf = getattr(self, "found_inf", None)
+            norm = torque.step_together(ops, self.rule, buckets, self._together, self.alignments(), inf)
+        else:
+            norm = torque.step(ops, self.rule, buckets)
         if norm is not None and self._grad_norm is not None:
             self._grad_norm.copy_(norm.detach())
+
+    # ------------------------------------------------------------------ many ranks
+
+    @property
+    def shard_group(self) -> Any:
+        """The ranks over which plain tensors are sharded; neither groups nor checkpoints have it."""
+        return None if self._shards is None else self._shards.group
+
+    @shard_group.setter
+    def shard_group(self, group: Any) -> None:
+        whole = self._shards is not None and self._shards.whole_tensors
+        self._shards = ShardGroup.of(group, whole, self.param_groups[0]["scope"])
+
+    @property
+    def exchange(self) -> Exchange:
+        """What this optimizer adds up with other ranks, as parameters and options stand now."""
+        now = self.segments(), self.param_groups[0]["scope"], self._shards
+        if self._exchange is None or not self._exchange.fits(*now):
+            self._exchange = Exchange(*now)
+        return self._exchange
+
+    def steps_together(self) -> bool:
+        self._together = None
+        if self._shards is not None or any(is_sharded(p) for g in self.param_groups for p in g["params"]):
+            norm, inf = self.param_groups[0]["max_grad_norm"], getattr(self, "found_inf", None)
+            self._together = self.exchange if self.exchange.needed(norm, inf) else None
+        return self._together is not None
+
+    def shares_of(self, params: list[Tensor]) -> list[int] | None:
+        return None if self._together is None else [self._together.share_of[p] for p in params]
+
+    def alignments(self) -> list[Tensor]:
+        """Each segment's s, in tensors that stay; before the first step the ranks agree on them."""
+        exchange, segments, s = self.exchange, self.segments(), self.segment_alignments()
+        if not exchange.checked:
+            known = [any(self.state.get(p) for p in segment) for segment in segments]
+            options = {name: self.param_groups[0][name] for name in ("scope", "smoothing", "max_grad_norm")}
+            options["the number of groups"] = len(self.param_groups)
+            agreed = exchange.agree([float(x) if k else None for x, k in zip(s, known, strict=True)], options)
+            for k, segment in enumerate(segments):
+                if not known[k]:
+                    self._kept[k] = s[k] = _zero(segment, exchange.device).fill_(agreed[k])
+        return s
 
     # ------------------------------------------------------------------ the fused way
 
@@ -63,10 +112,12 @@ class TorqueOptimizer(Base):
             self._take_torchs_step()
             return
         self.check_step()
-        if any(self.gather()[0]):
+        if self.make_state():
             self._follow_parameters()
             self._fused = Fused(self)
             self._fused.step(self, self._norm())
+        elif self.steps_together():
+            self._take_torchs_step()
 
     def _take_torchs_step(self) -> None:
         if not torch.compiler.is_compiling():
@@ -90,6 +141,8 @@ class TorqueOptimizer(Base):
                         moved = True
             if members:
                 s = self.state[members[0]]["alignment"]
+                # ZeroRedundancyOptimizer loads state by itself: each parameter then has a copy of s.
+                moved |= any(self.state[p]["alignment"] is not s for p in members)
                 moved |= s.device.type != members[0].device.type or s.dtype != _scalar_dtype(segment)
         if moved:
             params = [p for group in self.param_groups for p in group["params"]]
@@ -110,7 +163,10 @@ class TorqueOptimizer(Base):
         if self._fused is not None:
             return True
         params = [p for group in self.param_groups for p in group["params"]]
-        reason = obstacle([p for p in params if p.requires_grad or p.grad is not None])
+        params = [p for p in params if p.requires_grad or p.grad is not None]
+        if not params and self._shards is not None:  # others may have some
+            return False
+        reason = obstacle(params)
         if reason is not None and self.param_groups[0]["fused"]:
             raise RuntimeError(f"fused=True cannot be done: {reason}")
         return reason is None
@@ -129,7 +185,7 @@ class TorqueOptimizer(Base):
     @property
     def alignment(self) -> Tensor:
         """s after the last step: 0-dim for scope "global", else one entry per segment."""
-        s = [self._alignment_of(segment) for segment in self.segments()]
+        s = self.segment_alignments()
         if self.param_groups[0]["scope"] == "global":
             return s[0].clone()
         return torch.stack([x.to(s[0].device) for x in s])
@@ -143,9 +199,21 @@ class TorqueOptimizer(Base):
     def grad_norm(self) -> Tensor:
         """|g| of the last step over all parameters, before clipping: 0-dim."""
         self._check_one_kind_of_device("grad_norm", self.param_groups)
+        if not self.knows_grad_norm:
+            raise RuntimeError(
+                "whole_tensors=True with scope='tensor' exchanges nothing, so that |g| is not known: give "
+                "max_grad_norm (math.inf clips nothing), and the ranks add it up"
+            )
         if self._grad_norm is None:
             return self._new_grad_norm()
         return self._grad_norm.clone()
+
+    @property
+    def knows_grad_norm(self) -> bool:
+        """Whether |g| is known: not where ranks with tensors of their own exchange nothing."""
+        if self._shards is None or self.param_groups[0]["max_grad_norm"] is not None:
+            return True
+        return not self.exchange.whole
 
     # ------------------------------------------------------------------ segments
 
@@ -158,23 +226,28 @@ class TorqueOptimizer(Base):
         everything = list(chain(*groups))
         return [everything] if scope == "global" else [[p] for p in everything]
 
-    def _alignment_of(self, segment: Iterable[Tensor]) -> Tensor:
-        """The tensor the segment's parameters share; a new 0 before the segment's first gradient."""
+    def segment_alignments(self) -> list[Tensor]:
+        """Each segment's s: the tensor its parameters share."""
+        return [self._alignment_of(k, segment) for k, segment in enumerate(self.segments())]
+
+    def _alignment_of(self, k: int, segment: Iterable[Tensor]) -> Tensor:
+        """The tensor the parameters of segment k share; a new 0 before the segment's first gradient."""
         params = []
         for p in segment:
             state = self.state.get(p, {})
             if "alignment" in state:
                 return state["alignment"]  # type: ignore[no-any-return]
             params.append(p)
-        return _zero(params)
+        return self._kept[k] if k in self._kept else _zero(params)
 
     def new_state(self, p: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:
-        segment: Iterable[Tensor] = [p]
+        everything: Iterable[Tensor] = chain.from_iterable(g["params"] for g in self.param_groups)
+        k, segment = 0, everything  # no list is made: this is done for each parameter
         if group["scope"] == "group":
-            segment = group["params"]
-        elif group["scope"] == "global":
-            segment = chain.from_iterable(g["params"] for g in self.param_groups)
-        return {**super().new_state(p, group), "alignment": self._alignment_of(segment)}
+            k, segment = next(i for i, g in enumerate(self.param_groups) if g is group), group["params"]
+        elif group["scope"] == "tensor":
+            k, segment = next(i for i, q in enumerate(everything) if q is p) if self._kept else 0, [p]
+        return {**super().new_state(p, group), "alignment": self._alignment_of(k, segment)}
 
     def _share(self, alignment: dict[Tensor, Tensor]) -> None:
         """Gives the parameters of each segment that have state one tensor, with the given s."""
@@ -191,7 +264,7 @@ class TorqueOptimizer(Base):
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         super().add_param_group(param_group)
-        self._fused, self._lists_checked = None, False
+        self._fused = None
         params = [p for group in self.param_groups for p in group["params"]]
         known = {p: self.state[p]["alignment"] for p in params if "alignment" in self.state.get(p, {})}
         if known:  # the dtype of a segment's s depends on its parameters' dtypes
@@ -241,8 +314,9 @@ class TorqueOptimizer(Base):
     # ------------------------------------------------------------------ checkpoints
 
     def __getstate__(self) -> dict[str, Any]:
-        fresh: dict[str, Any] = {"_fused": None, "_captured": [], "_lists_checked": False}
-        return {**super().__getstate__(), "_grad_norm": self._grad_norm, **fresh}
+        fresh: dict[str, Any] = {"_fused": None, "_captured": [], "_exchange": None, "_together": None}
+        kept = {name: self.__dict__[name] for name in ("_grad_norm", "_shards", "_kept")}
+        return {**super().__getstate__(), **kept, **fresh}
 
     def check_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         saved = self._saved_alignment(checkpoint)
@@ -262,7 +336,8 @@ class TorqueOptimizer(Base):
 
     def loaded(self, checkpoint: dict[str, Any]) -> None:
         super().loaded(checkpoint)
-        self._fused = None
+        self._fused = self._exchange = None  # all ranks load: they agree on s anew
+        self._kept.clear()
         self._share(self._saved_alignment(checkpoint))
 
     def _saved_alignment(self, checkpoint: dict[str, Any]) -> dict[Tensor, Tensor]:
@@ -284,10 +359,10 @@ class TorqueOptimizer(Base):
             yield from zip(own["params"], saved["params"], strict=True)
 
 
-def _zero(params: list[Tensor]) -> Tensor:
+def _zero(params: list[Tensor], device: torch.device | None = None) -> Tensor:
     """A scalar for these parameters, on the device of the first that has a gradient."""
     home = next((p for p in params if p.grad is not None), params[0] if params else None)
-    return torch.zeros((), dtype=_scalar_dtype(params), device=None if home is None else home.device)
+    return torch.zeros((), dtype=_scalar_dtype(params), device=device if home is None else home.device)
 
 
 def _scalar_dtype(params: list[Tensor]) -> torch.dtype:

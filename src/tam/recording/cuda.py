@@ -176,7 +176,7 @@ class Kernels:
         """The addresses of s of each segment and of |g|."""
         if not isinstance(optimizer, TorqueOptimizer):
             return []
-        alignments = [optimizer._alignment_of(segment) for segment in optimizer.segments()]
+        alignments = optimizer.segment_alignments()
         norm = optimizer.grad_norm if self.norm is None else self.norm
         self.read = [*alignments, norm]  # kept alive: some of them may be new
         return [x.data_ptr() for x in self.read]

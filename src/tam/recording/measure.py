@@ -7,12 +7,14 @@ segment and |g| of our optimizers, <m, g>, |m|^2 and |g|^2 of the others; then |
 
 from __future__ import annotations
 
+import math
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from tam.distributed import Exchange, is_sharded, local, local_gradient
 from tam.kernels.arithmetic import accumulator
 from tam.kernels.fused import dense, obstacle
 from tam.optimizers.torque import TorqueOptimizer
@@ -40,7 +42,8 @@ class Observer(Protocol):
 def observer(optimizer: Optimizer, wanted: set[str]) -> Observer:
     """The fastest way to measure "cosine", "momentum" and "update", as far as they are wanted."""
     params = params_of(optimizer)
-    if params[0].is_cuda and obstacle(params) is None:
+    in_pieces = getattr(optimizer, "_shards", None) is not None or any(map(is_sharded, params))
+    if not in_pieces and params[0].is_cuda and obstacle(params) is None:
         from tam.recording.cuda import Kernels
 
         return Kernels(optimizer, wanted)
@@ -48,72 +51,92 @@ def observer(optimizer: Optimizer, wanted: set[str]) -> Observer:
 
 
 class Operations:
-    """Measures with torch's operations, one tensor after the other, whatever tensors there are."""
+    """Measures with torch's operations, one tensor after the other, whatever tensors there are.
+
+    Of parameters that lie in pieces on several ranks each rank measures its own; the sums are added up as the
+    step's are, so that every rank must record.
+    """
 
     def __init__(self, optimizer: Optimizer, wanted: set[str]) -> None:
-        self.device, self.wanted = params_of(optimizer)[0].device, wanted
+        self.wanted = wanted
         self.width = 0
         self.copies: list[Tensor] = []
-        self.sums = torch.zeros(3, device=self.device)
+        self.sums = Sums(optimizer)
+        self.device = self.sums.device
 
     @torch.no_grad()
     def before(self, optimizer: Optimizer) -> None:
         readings = len(optimizer.segments()) + 1 if isinstance(optimizer, TorqueOptimizer) else 3
         self.width = readings + NORMS
+        self.sums = Sums(optimizer)
         if "update" in self.wanted:
-            params = params_of(optimizer)
-            if [*map(_layout, params)] != [*map(_layout, self.copies)]:
-                self.copies = [torch.empty_like(p) for p in params]
-            for copy, p in zip(self.copies, params, strict=True):
+            pieces = [*map(local, params_of(optimizer))]
+            if [*map(_layout, pieces)] != [*map(_layout, self.copies)]:
+                self.copies = [torch.empty_like(p) for p in pieces]
+            for copy, p in zip(self.copies, pieces, strict=True):
                 copy.copy_(p)
         if "cosine" in self.wanted and not isinstance(optimizer, TorqueOptimizer):
-            self.sums = gradient_sums(optimizer)
+            self._measure_gradients(optimizer)
+
+    def _measure_gradients(self, optimizer: Optimizer) -> None:
+        """<m, g>, |m|^2 and |g|^2 of the parameters that have gradients."""
+        scale = getattr(optimizer, "grad_scale", None)  # GradScaler leaves unscaling to a fused step
+        for group in optimizer.param_groups:
+            sign = -1 if group.get("maximize") else 1
+            for p in group["params"]:
+                if p.grad is None:
+                    continue
+                if p.grad.layout is not torch.strided:
+                    raise RuntimeError(f"sparse gradients ({p.grad.layout}) cannot be recorded")
+                g, m = local_gradient(p, p.grad), momentum_of(optimizer, p)
+                factor = 1 if scale is None else 1 / scale.to(g.device, accumulator(g.device))
+                if m is not None:
+                    self.sums.add(p, 0, dot(m, g) * factor * sign)
+                    self.sums.add(p, 1, dot(m, m))
+                self.sums.add(p, 2, dot(g, g) * factor * factor)
 
     @torch.no_grad()
     def after(self, optimizer: Optimizer, row: Tensor) -> None:
-        found = [self.sums.to(row)]
-        if isinstance(optimizer, TorqueOptimizer):
-            found = [optimizer.alignment.reshape(-1).to(row), optimizer.grad_norm.reshape(1).to(row)]
-        squares: list[list[Tensor]] = [[], [], []]
         params = params_of(optimizer)
         if "momentum" in self.wanted:
-            momenta = [m for p in params if (m := momentum_of(optimizer, p)) is not None]
-            squares[0] = [dot(m, m) for m in momenta]
+            for p in params:
+                m = momentum_of(optimizer, p)
+                if m is not None:
+                    self.sums.add(p, 3, dot(m, m))
         if "update" in self.wanted:
             for p, copy in zip(params, self.copies, strict=True):
                 wide = torch.promote_types(p.dtype, torch.float32)
-                update = p.to(wide) - copy.to(wide)
-                squares[1].append(dot(update, update))
-                squares[2].append(dot(copy, copy))
-        torch.cat([*found, *(total(column, row).reshape(1) for column in squares)], out=row)
+                update = local(p).to(wide) - copy.to(wide)
+                self.sums.add(p, 4, dot(update, update))
+                self.sums.add(p, 5, dot(copy, copy))
+        totals = self.sums.totals().to(row)
+        found = [totals]
+        if isinstance(optimizer, TorqueOptimizer):
+            found = [optimizer.alignment.reshape(-1), _norm_of(optimizer).reshape(1), totals[3:]]
+        torch.cat([x.to(row) for x in found], out=row)
 
     def finish(self, optimizer: Optimizer) -> None:
         """They are."""
 
 
-def gradient_sums(optimizer: Optimizer) -> Tensor:
-    """<m, g>, |m|^2 and |g|^2 of the parameters that have gradients."""
-    sums: list[list[Tensor]] = [[], [], []]
-    for group in optimizer.param_groups:
-        sign = -1 if group.get("maximize") else 1
-        for p in group["params"]:
-            if p.grad is None:
-                continue
-            if p.grad.layout is not torch.strided:
-                raise RuntimeError(f"sparse gradients ({p.grad.layout}) cannot be recorded")
-            m = momentum_of(optimizer, p)
-            if m is not None:
-                sums[0].append(sign * dot(m, p.grad))
-                sums[1].append(dot(m, m))
-            sums[2].append(dot(p.grad, p.grad))
-    device = params_of(optimizer)[0].device
-    like = torch.empty(0, dtype=accumulator(device), device=device)
-    mg, mm, gg = (total(column, like) for column in sums)
-    scale = getattr(optimizer, "grad_scale", None)  # GradScaler leaves unscaling to a fused step
-    if scale is not None:
-        scale = scale.to(gg)
-        mg, gg = mg / scale, gg / scale.square()
-    return torch.stack([mg, mm, gg])
+class Sums:
+    """Six sums over all parameters, wherever their pieces lie."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        params = params_of(optimizer)
+        self.exchange = Exchange([params], "global", getattr(optimizer, "_shards", None))
+        self.device = self.exchange.device or torch.device("cpu")
+        self.found: list[list[list[Tensor]]] = [[[] for _ in range(6)] for _ in self.exchange.shares]
+
+    def add(self, p: Tensor, column: int, number: Tensor) -> None:
+        self.found[self.exchange.share_of[p]][column].append(number)
+
+    def totals(self) -> Tensor:
+        like = torch.empty(0, dtype=accumulator(self.device), device=self.device)
+        rows = [torch.stack([total(column, like) for column in share]) for share in self.found]
+        sums = torch.stack(rows)
+        self.exchange.reduce(sums)
+        return sums.sum(0)
 
 
 def dot(x: Tensor, y: Tensor) -> Tensor:
@@ -137,9 +160,14 @@ def params_of(optimizer: Optimizer) -> list[Tensor]:
 
 
 def momentum_of(optimizer: Optimizer, p: Tensor) -> Tensor | None:
+    """This rank's piece of m."""
     state = optimizer.state.get(p, {})
     m: Tensor | None = state.get("momentum_buffer", state.get("exp_avg"))
-    return m
+    return None if m is None else local(m)
+
+
+def _norm_of(optimizer: TorqueOptimizer) -> Tensor:
+    return optimizer.grad_norm if optimizer.knows_grad_norm else torch.tensor(math.nan)
 
 
 def refuse_capture() -> None:

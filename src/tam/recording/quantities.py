@@ -13,7 +13,7 @@ from tam._wrappers import layers, unwrap
 from tam.kernels.torque import settle
 from tam.optimizers import AngularGrad
 from tam.optimizers.torque import TorqueOptimizer
-from tam.recording.measure import NORMS, params_of
+from tam.recording.measure import NORMS
 from tam.recording.ring import Block, Mark
 from tam.transfer import family, gain
 from tam.warmup import Warmup
@@ -32,8 +32,6 @@ def choose_quantities(optimizer: Optimizer, quantities: Sequence[str] | None) ->
         if family(type(one)) is None and not isinstance(one, AngularGrad):
             known = "torch's SGD, Adam and AdamW, TAM, AdaTAM, AdaTAMW and AngularGrad"
             raise TypeError(f"a Recorder knows {known}, not {type(one).__name__}")
-    if any(type(p).__name__ == "DTensor" for p in params_of(optimizers[0])):
-        raise TypeError("a Recorder cannot record sharded parameters (DTensor): it would see a part of each")
     if quantities is None:
         return tuple(q for q in QUANTITIES if any(_obstacle_of(o, q) is None for o in optimizers))
     quantities = [quantities] if isinstance(quantities, str) else quantities
