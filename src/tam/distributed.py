@@ -59,6 +59,10 @@ def ranks_of(p: Tensor) -> Ranks:
     return tuple(mesh.get_group(i) for i in sharded)
 
 
+def several(group: Any) -> bool:
+    return dist.get_world_size(group) > 1
+
+
 class ShardGroup:
     """What `shard_group=` and `whole_tensors=` say of plain tensors.
 
@@ -115,7 +119,7 @@ class Exchange:
                 raise RuntimeError(
                     "a pickle does not take a process group along: set the optimizer's shard_group again"
                 )
-            own = (shards.group,) if dist.get_world_size(shards.group) > 1 else ()
+            own = (shards.group,) if several(shards.group) else ()
         # Whole tensors are segments of their own: nothing of them is added up but |g|.
         self.whole = bool(own) and scope == "tensor"
         found: dict[tuple[int, Ranks], list[Tensor]] = {}
@@ -272,8 +276,11 @@ class GradScaler(torch.amp.GradScaler):
     ) -> dict[torch.device, Tensor]:
         groups = []  # what torch's own code reads of an optimizer, with each rank's pieces for gradients
         for group in optimizer.param_groups:
-            pieces = [None if p.grad is None else local(p.grad) for p in group["params"]]
-            groups.append({"params": [SimpleNamespace(grad=g) for g in pieces]})
+            pieces = [local(p.grad) for p in group["params"] if p.grad is not None]
+            holders = [g.detach() for g in pieces]
+            for holder, g in zip(holders, pieces, strict=True):
+                holder.grad = g
+            groups.append({"params": holders})
         stand_in: Any = SimpleNamespace(param_groups=groups)
         found = super()._unscale_grads_(stand_in, inv_scale, found_inf, allow_fp16)
         if not found:

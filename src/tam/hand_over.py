@@ -164,6 +164,11 @@ def _complete(
 ) -> dict[str, Any]:
     """The options with those that the buffers ask for, and notes on them."""
     options = dict(options)
+    if isinstance(optimizer, TorqueOptimizer) and issubclass(to, TorqueOptimizer) and optimizer._shards:
+        options = {
+            "shard_group": optimizer.shard_group,
+            "whole_tensors": optimizer._shards.whole_tensors,
+        } | options
     if "bias_correction" not in options and isinstance(optimizer, (Adam, AdamW)) and issubclass(to, AdaTAM):
         if buffers == "fresh" or not any(optimizer.state.values()):
             options["bias_correction"] = True

@@ -22,6 +22,7 @@ from tests.distributed.harness import counted, on_ranks
 from tests.distributed.test_dtensor import apart, groups, net, train
 from tests.helpers import TORQUE
 
+DEVICE = "cpu"  # tests/gpu has another
 STEPS = 6
 WAYS: list[dict[str, Any]] = [{"foreach": False}, {"foreach": True}, {"fused": True}]
 SHAPES = [(5, 3), (7,), (2, 2), (1,)]  # tensors of one or two groups
@@ -30,12 +31,12 @@ BOTH = {"max_grad_norm": 0.5, "weight_decay": 0.1}
 
 def gradients(step: int) -> list[Tensor]:
     generator = torch.Generator().manual_seed(100 + step)
-    return [torch.randn(shape, generator=generator) for shape in SHAPES]
+    return [torch.randn(shape, generator=generator).to(DEVICE) for shape in SHAPES]
 
 
 def start() -> list[Tensor]:
     generator = torch.Generator().manual_seed(7)
-    return [torch.randn(shape, generator=generator) for shape in SHAPES]
+    return [torch.randn(shape, generator=generator).to(DEVICE) for shape in SHAPES]
 
 
 def in_two_groups(params: list[Tensor]) -> list[dict[str, Any]]:
@@ -80,7 +81,7 @@ def own_sharding(cls: type, options: dict[str, Any]) -> dict[str, Any]:
 def compared(error: float, optimizer: Any, single: Any, sizes: list[Any], options: Any) -> dict[str, Any]:
     return {
         "case": (type(single).__name__, options), "error": error, "sizes": sizes, "way": way_of(optimizer),
-        "alignment": optimizer.alignment, "expected": single.alignment,
+        "alignment": optimizer.alignment.cpu(), "expected": single.alignment.cpu(),
         "norm": float(optimizer.grad_norm), "expected_norm": float(single.grad_norm),
         "groups": [sorted(group) for group in optimizer.state_dict()["param_groups"]],
     }  # fmt: skip
@@ -105,7 +106,7 @@ def unequal(cls: type, options: dict[str, Any]) -> dict[str, Any]:
                 mine[i].grad = None if absent else g.clone()
         single.step()
         optimizer.step()
-        alignments.append((optimizer.alignment, single.alignment))
+        alignments.append((optimizer.alignment.cpu(), single.alignment.cpu()))
     pairs = [(p, q) for p, q in zip(params, mine, strict=True) if q is not None]
     error = max([(p - q).abs().max().item() for p, q in pairs], default=0.0)
     return {**compared(error, optimizer, single, [], options), "alignments": alignments, "own": len(pairs)}

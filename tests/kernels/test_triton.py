@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import pathlib
 from functools import partial
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 import tam
 from tam.kernels import cuda, fused
+from tests.distributed import test_shards
+from tests.distributed.harness import on_ranks
 from tests.helpers import (
     TORQUE,
     Path,
@@ -30,6 +34,10 @@ SHAPES = [(0,), (), (3,), (CHUNK - 1,), (CHUNK,), (CHUNK + 1,), (3 * CHUNK + 7,)
 
 @pytest.fixture(autouse=True)
 def kernels_on_cpu_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels_on_cpu(monkeypatch)
+
+
+def kernels_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(fused, "_backend", lambda device: partial(cuda.Cuda, device=device))
     monkeypatch.setattr(cuda, "SMALL_CHUNK", CHUNK)
     monkeypatch.setattr(cuda, "MEASURE", (32, 1))
@@ -187,3 +195,57 @@ def test_many_segments_settle_in_one_launch() -> None:
         optimizer.step()
         reference.step([[g.double() for g in drawn]])
     assert_close(optimizer.alignment, torch.tensor(list(reference.s.values())), 1e-5)
+
+
+# ---------------------------------------------------------------------- many ranks
+
+
+def shards_of_three() -> Any:
+    """The cases of plain shards, with these kernels."""
+    with pytest.MonkeyPatch.context() as patch:
+        kernels_on_cpu(patch)
+        found: dict[str, Any] = {"own": [], "unequal": []}
+        for cls in TORQUE:
+            for extra in ({}, {"scope": "group"}, test_shards.BOTH):
+                options = test_shards.options_of(cls, {"fused": True}, **extra)
+                found["own"].append(test_shards.own_sharding(cls, options))
+                found["unequal"].append(test_shards.unequal(cls, options))
+        return found
+
+
+def test_three_ranks(tmp_path: pathlib.Path) -> None:
+    results = on_ranks(shards_of_three, 3, tmp_path)
+    for kind, cases in results[0].items():
+        for i, first in enumerate(cases):
+            for rank, result in enumerate(results):
+                test_shards.check(kind, rank, result[kind][i], first)
+
+
+def verdicts() -> Any:
+    """Rank 1 finds a gradient that is not finite in the third of four steps."""
+    with pytest.MonkeyPatch.context() as patch:
+        kernels_on_cpu(patch)
+        found = []
+        for cls in TORQUE:
+            pieces = [torch.nn.Parameter(test_shards.own_piece(x)) for x in test_shards.start()]
+            optimizer = cls(pieces, lr=0.01, fused=True, shard_group=dist.group.WORLD)
+            for t in range(4):
+                for p, g in zip(pieces, test_shards.gradients(t), strict=True):
+                    p.grad = test_shards.own_piece(g) * 4
+                optimizer.grad_scale = torch.tensor(4.0)
+                optimizer.found_inf = torch.tensor(float(t == 2 and dist.get_rank() == 1))
+                optimizer.step()
+                steps = {float(s["step"]) for s in optimizer.state.values() if "step" in s}
+                found.append((optimizer.alignment, [x.clone() for x in tensors(optimizer)], steps))
+            assert isinstance(optimizer._fused.backend, cuda.Cuda)
+        return found
+
+
+def test_ranks_skip_alike(tmp_path: pathlib.Path) -> None:
+    results = on_ranks(verdicts, 2, tmp_path)
+    for found in results:
+        for i in range(0, len(found), 4):
+            _, second, third, fourth = found[i : i + 4]
+            assert torch.equal(second[0], third[0]) and not torch.equal(third[0], fourth[0])
+            assert all(map(torch.equal, second[1], third[1]))
+            assert second[2] == third[2] and (not second[2] or (second[2], fourth[2]) == ({2.0}, {3.0}))

@@ -76,9 +76,13 @@ class TorqueOptimizer(Base):
             self._exchange = Exchange(*now)
         return self._exchange
 
+    def _in_pieces(self) -> bool:
+        """Whether other ranks may have to be asked for sums; most optimizers have nobody to ask."""
+        return self._shards is not None or any(is_sharded(p) for g in self.param_groups for p in g["params"])
+
     def steps_together(self) -> bool:
         self._together = None
-        if self._shards is not None or any(is_sharded(p) for g in self.param_groups for p in g["params"]):
+        if self._in_pieces():
             norm, inf = self.param_groups[0]["max_grad_norm"], getattr(self, "found_inf", None)
             self._together = self.exchange if self.exchange.needed(norm, inf) else None
         return self._together is not None
@@ -176,9 +180,12 @@ class TorqueOptimizer(Base):
         """Whether GradScaler may leave unscaling and skipping to the step.
 
         As torch's optimizers say it: where the fused step was asked for. Lightning refuses to clip gradients
-        for optimizers that unscale them by themselves.
+        for optimizers that unscale them by themselves. And where GradScaler's verdicts may differ from rank
+        to rank: then the ranks exchange them in the step, and skip alike.
         """
-        return self.param_groups[0]["fused"] is True and self.wants_fused()
+        if self.param_groups[0]["fused"] is True and self.wants_fused():
+            return True
+        return self._in_pieces() and self.exchange.uneven and bool(self.exchange.groups)
 
     # ------------------------------------------------------------------ readings
 
