@@ -172,13 +172,16 @@ class Exchange:
 
         One all-reduce for each process group, whatever the number of parameters.
         """
+        # In place: to assign a number would wait for the device.
+        whole = sums[-1].zero_()
         if found_inf is not None:
-            sums[-1, FOUND_INF] = found_inf.reshape(()).to(sums.device)
-        sums[-1, GG] = self._total(sums, self.mine) if self.mine else 0.0
+            whole[FOUND_INF].copy_(found_inf.reshape(()))
+        if self.mine:
+            whole[GG].copy_(self._total(sums, self.mine))
         self.reduce(sums)
         others = [i for i in range(len(self.shares)) if i not in set(self.mine)]
         if others:
-            sums[-1, GG] += self._total(sums, others)
+            whole[GG].add_(self._total(sums, others))
 
     def reduce(self, rows: Tensor) -> None:
         """Adds the row of each share over its ranks, in place; a row behind them over all ranks."""

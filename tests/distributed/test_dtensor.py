@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -142,7 +143,9 @@ def two_ranks() -> Any:
         "tensor parallel": compare(tensor_parallel, {}),
         "ddp": ddp(),
         "partial": partial_gradients(mesh),
-        "differentiable": refused(mesh),
+        "differentiable": refused(mesh, partial(tam.TAM, differentiable=True)),
+        "vote": refused(mesh, partial(tam.AngularGrad, vote=True)),
+        "compiled": compiled(fsdp),
         "lists": [other_lists(mesh, kind) for kind in ("shape", "number")],
     }
 
@@ -179,11 +182,26 @@ def partial_gradients(mesh: Any) -> Any:
     return found
 
 
-def refused(mesh: Any) -> str:
+def compiled(wrap: Callable[[nn.Module], Any]) -> Any:
+    results = []
+    for sharded in (False, True):
+        model = net()
+        if sharded:
+            wrap(model)
+        optimizer = tam.AdaTAMW(groups(model), lr=0.002, bias_correction=True)
+        if sharded:
+            optimizer.step = torch.compile(optimizer.step)  # type: ignore[method-assign]
+        train(model, optimizer)
+        results.append((list(model.parameters()), optimizer.alignment))
+    (plain, expected), (other, s) = results
+    return max(apart(q, p) for p, q in zip(plain, other, strict=True)), s, expected
+
+
+def refused(mesh: Any, make: Callable[..., Any]) -> str:
     q = nn.Parameter(distribute_tensor(torch.ones(4), mesh, [Shard(0)]))
     q.grad = distribute_tensor(torch.ones(4), mesh, [Shard(0)])
     try:
-        tam.TAM([q], differentiable=True).step()
+        make([q]).step()
     except RuntimeError as error:
         return str(error)
     return ""
@@ -214,6 +232,9 @@ def test_two_ranks(tmp_path: Path) -> None:
         assert float(s) == float(expected) != 0
         assert all(kept and error < 1e-6 and abs(s) < 1e-6 for kept, error, s in result["partial"])
         assert "is sharded: differentiable=True cannot be done" in result["differentiable"]
+        assert "is sharded: vote=True is one decision for a whole tensor" in result["vote"]
+        error, s, expected = result["compiled"]
+        assert error < 1e-5 and abs(float(s - expected)) < 2e-6 and float(s) != 0
         shape, number = result["lists"]
         assert "parameter 1 is (8, 2)" in shape and "on rank 1 and (6, 2)" in shape, shape
         assert number == "rank 1 has 3 parameters and rank 0 has 2"

@@ -56,6 +56,23 @@ def drawn(seed: int) -> list[torch.Tensor]:
     return [torch.randn(shape, device="cuda") for shape in ((1000, 33), (17,), (4097,))]
 
 
+@pytest.mark.parametrize("way", [{"foreach": False}, {"foreach": True}])
+def test_torchs_operations_do_not_wait(
+    nccl: None, monkeypatch: pytest.MonkeyPatch, way: dict[str, bool]
+) -> None:
+    monkeypatch.setattr(distributed, "several", lambda group: True)
+    params = [nn.Parameter(x) for x in drawn(0)]
+    optimizer = tam.TAM([{"params": params[:2]}, {"params": params[2:]}], scope="group",
+                        shard_group=dist.group.WORLD, **way)  # fmt: skip
+    for t in range(3):
+        for p, g in zip(params, drawn(t), strict=True):
+            p.grad = g
+        torch.cuda.set_sync_debug_mode("error" if t == 2 else "default")
+        optimizer.step()
+    torch.cuda.set_sync_debug_mode("default")
+    assert float(optimizer.alignment.abs().max()) > 0
+
+
 @pytest.mark.parametrize("scope", ["global", "group"])
 @pytest.mark.parametrize("cls", TORQUE)
 def test_an_exchange_never_waits_and_can_be_captured(

@@ -118,7 +118,7 @@ class Fused:
         self.waiting = [p for p in everything if not optimizer.state.get(p)]
         for p in self.params:
             _lay_out(p, optimizer.state[p], optimizer.state_keys(optimizer.param_groups[0]))
-        self.exchange = optimizer.exchange if optimizer.steps_together() else None
+        self.exchange = optimizer.exchange_at_hand()
         self.shards, self.plan = optimizer._shards, optimizer._exchange
         self._order(optimizer)
         self.tensors = [*all_tensors(optimizer)]

@@ -92,7 +92,7 @@ def _collect(exchange: Exchange, bucket: Bucket, measured: Tensor, sums: Tensor)
             rows = [i for i, other in enumerate(bucket.shares) if other == share]
             part = measured if len(shares) == 1 else measured[exchange.index(rows, sums.device)]
             sums[share, :PRESENT] += part.sum(0)
-    sums[exchange.index(shares, sums.device), PRESENT] = 1
+    sums[:, PRESENT].index_fill_(0, exchange.index(shares, sums.device), 1.0)
 
 
 def finish(

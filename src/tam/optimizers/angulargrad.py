@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
+from tam.distributed import Exchange, ranks_of
 from tam.kernels import angular
 from tam.kernels.arithmetic import Arithmetic
 from tam.kernels.bucket import Bucket, filled
@@ -83,6 +84,16 @@ class AngularGrad(Base):
             state["angle"] = filled(p, math.pi / 2)
         return state
 
-    def run(self, ops: Arithmetic, buckets: list[Bucket]) -> None:
+    def check_step(self) -> None:
+        super().check_step()
+        for i, group in enumerate(self.param_groups):
+            for j, p in enumerate(group["params"]):
+                if group["vote"] and p.grad is not None and ranks_of(p):
+                    raise RuntimeError(
+                        f"{self.name_of(i, j)} is sharded: vote=True is one decision for a whole tensor, "
+                        "which no rank has"
+                    )
+
+    def run(self, ops: Arithmetic, buckets: list[Bucket], exchange: Exchange | None) -> None:
         group = self.param_groups[0]
         angular.step(ops, group["method"], group["vote"], buckets)

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer, ParamsT, _use_grad_for_differentiable
 
 from tam import kernels
-from tam.distributed import is_sharded, local, local_gradient
+from tam.distributed import Exchange, is_sharded, local, local_gradient
 from tam.kernels.arithmetic import Arithmetic
 from tam.kernels.bucket import Bucket, fill, filled
 from tam.optimizers.checkpoint import adopt, hooks_around_load
@@ -45,7 +45,7 @@ class Base(Optimizer):
                 state[key] = filled(p, 0.0)
         return state
 
-    def run(self, ops: Arithmetic, buckets: list[Bucket]) -> None:
+    def run(self, ops: Arithmetic, buckets: list[Bucket], exchange: Exchange | None) -> None:
         """The step itself."""
         raise NotImplementedError
 
@@ -89,20 +89,20 @@ class Base(Optimizer):
         """Whether the step is done by a fused kernel."""
         return False
 
-    def steps_together(self) -> bool:
-        """Whether other ranks wait for this one in a step, whatever it has to move."""
-        return False
+    def exchange_at_hand(self) -> Exchange | None:
+        """What the next step exchanges with other ranks, which wait for it whatever this one has to move."""
+        return None
 
     def take_step(self) -> None:
         """The step, in the way that suits."""
         scale: Tensor | None = getattr(self, "grad_scale", None)
         inf: Tensor | None = getattr(self, "found_inf", None)
-        together = self.steps_together()
-        if inf is not None and not together and float(inf) != 0:  # GradScaler waits for this value, too
+        exchange = self.exchange_at_hand()
+        if inf is not None and exchange is None and float(inf) != 0:  # GradScaler waits for this value, too
             return
         self.check_step()
-        params, buckets = self.gather()
-        if not buckets and not together:
+        params, buckets = self.gather(exchange)
+        if not buckets and exchange is None:
             return
         if scale is not None:
             for bucket in buckets:
@@ -116,7 +116,7 @@ class Base(Optimizer):
         if ops.pure:
             for bucket in buckets:  # autograd may keep theta, and `commit` overwrites it
                 bucket.theta = [p.clone() for p in bucket.theta]
-        self.run(ops, buckets)
+        self.run(ops, buckets, exchange)
         if ops.pure:
             self.commit(params, buckets)
 
@@ -146,7 +146,7 @@ class Base(Optimizer):
                         f"{type(self).__name__} takes dense gradients only"
                     )
 
-    def gather(self) -> tuple[list[list[Tensor]], list[Bucket]]:
+    def gather(self, exchange: Exchange | None) -> tuple[list[list[Tensor]], list[Bucket]]:
         """The parameters that have gradients, by group, and their buckets."""
         params, buckets = [], []
         for i, group in enumerate(self.param_groups):
@@ -156,7 +156,7 @@ class Base(Optimizer):
             columns: list[list[Tensor]] = [[] for _ in keys]
             self._init_group(group, theta, grad, *columns)
             params.append(theta)
-            shares = self.shares_of(theta)
+            shares = None if exchange is None else [exchange.share_of[p] for p in theta]
             if any(map(is_sharded, theta)):  # the step works on this rank's pieces
                 grad = [local_gradient(p, g) for p, g in zip(theta, grad, strict=True)]
                 theta, columns = [*map(local, theta)], [[*map(local, column)] for column in columns]
@@ -169,10 +169,6 @@ class Base(Optimizer):
         for group in self.param_groups:
             self._init_group(group, found, [], *[[] for _ in self.column_keys(group)])
         return bool(found)
-
-    def shares_of(self, params: list[Tensor]) -> list[int] | None:
-        """Which share of the exchange each of a group's parameters belongs to, where there is one."""
-        return None
 
     def column_keys(self, group: dict[str, Any]) -> tuple[str, ...]:
         """All state of a parameter of this group."""

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+from torch._compile import _disable_dynamo
 from torch.optim.optimizer import ParamsT
 
 from tam.distributed import Exchange, ShardGroup, is_sharded
@@ -35,7 +36,6 @@ class TorqueOptimizer(Base):
         self._grad_norm: Tensor | None = None  # |g| of the last step; the step writes it in place
         self._fused: Fused | None = None  # the tables of the fused step
         self._exchange: Exchange | None = None  # with other ranks; it may have nothing to exchange
-        self._together: Exchange | None = None  # the same, where the step at hand exchanges anything
         self._kept: dict[int, Tensor] = {}  # s of segments of which this rank has no state, but others have
         self._captured: list[Any] = []  # what CUDA graphs that captured a step will read
 
@@ -47,12 +47,12 @@ class TorqueOptimizer(Base):
     def column_keys(self, group: dict[str, Any]) -> tuple[str, ...]:
         return (*self.state_keys(group), "alignment")
 
-    def run(self, ops: Arithmetic, buckets: list[Bucket]) -> None:
-        if self._together is not None:
-            inf = getattr(self, "found_inf", None)
-            norm = torque.step_together(ops, self.rule, buckets, self._together, self.alignments(), inf)
-        else:
+    def run(self, ops: Arithmetic, buckets: list[Bucket], exchange: Exchange | None) -> None:
+        if exchange is None:
             norm = torque.step(ops, self.rule, buckets)
+        else:
+            inf = getattr(self, "found_inf", None)
+            norm = torque.step_together(ops, self.rule, buckets, exchange, self.alignments(), inf)
         if norm is not None and self._grad_norm is not None:
             self._grad_norm.copy_(norm.detach())
 
@@ -80,15 +80,11 @@ class TorqueOptimizer(Base):
         """Whether other ranks may have to be asked for sums; most optimizers have nobody to ask."""
         return self._shards is not None or any(is_sharded(p) for g in self.param_groups for p in g["params"])
 
-    def steps_together(self) -> bool:
-        self._together = None
-        if self._in_pieces():
-            norm, inf = self.param_groups[0]["max_grad_norm"], getattr(self, "found_inf", None)
-            self._together = self.exchange if self.exchange.needed(norm, inf) else None
-        return self._together is not None
-
-    def shares_of(self, params: list[Tensor]) -> list[int] | None:
-        return None if self._together is None else [self._together.share_of[p] for p in params]
+    def exchange_at_hand(self) -> Exchange | None:
+        if not self._in_pieces():
+            return None
+        norm, inf = self.param_groups[0]["max_grad_norm"], getattr(self, "found_inf", None)
+        return self.exchange if self.exchange.needed(norm, inf) else None
 
     def alignments(self) -> list[Tensor]:
         """Each segment's s, in tensors that stay; before the first step the ranks agree on them."""
@@ -105,7 +101,14 @@ class TorqueOptimizer(Base):
 
     # ------------------------------------------------------------------ the fused way
 
+    @_disable_dynamo
+    def _take_step_apart(self) -> None:
+        self.take_step()
+
     def take_step(self) -> None:
+        if torch.compiler.is_compiling() and self._in_pieces():
+            self._take_step_apart()  # who adds up with whom is no business of a graph
+            return
         if not self._may_fuse():
             self._take_torchs_step()
             return
@@ -120,7 +123,7 @@ class TorqueOptimizer(Base):
             self._follow_parameters()
             self._fused = Fused(self)
             self._fused.step(self, self._norm())
-        elif self.steps_together():
+        elif self.exchange_at_hand() is not None:
             self._take_torchs_step()
 
     def _take_torchs_step(self) -> None:
@@ -321,7 +324,7 @@ class TorqueOptimizer(Base):
     # ------------------------------------------------------------------ checkpoints
 
     def __getstate__(self) -> dict[str, Any]:
-        fresh: dict[str, Any] = {"_fused": None, "_captured": [], "_exchange": None, "_together": None}
+        fresh: dict[str, Any] = {"_fused": None, "_captured": [], "_exchange": None}
         kept = {name: self.__dict__[name] for name in ("_grad_norm", "_shards", "_kept")}
         return {**super().__getstate__(), **kept, **fresh}
 
