@@ -1,9 +1,9 @@
-"""Counts what a training step exchanges, with AdamW and with ours: python benchmarks/collectives.py [--out FILE.json]
+"""Counts what a training step exchanges: python benchmarks/collectives.py [--out FILE.json]
 
-Trains a small transformer on gloo ranks of this machine (DDP and FSDP2 on 2, HSDP on 4) and counts every
-collective with the bytes each rank brings to it, in the forward and backward passes and in `optimizer.step()`.
-On a GPU it times the exchange itself besides: NCCL with one rank that is made to exchange with itself, so that
-all of the exchange's work is there but the network's.
+Trains a small transformer on gloo ranks of this machine (DDP and FSDP2 on 2, HSDP on 4) with AdamW and
+AdaTAMW, and counts every collective with the bytes each rank brings to it, in the forward and backward
+passes and in `optimizer.step()`. On a GPU it times the exchange instead: NCCL with one rank that is made to
+exchange with itself, so that all of the exchange's work is there but the network's.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def timed_exchange(rounds: int) -> dict[str, Any]:
     from parameter_lists import LISTS
 
     distributed.several = lambda group: True
-    params = make_parameters(LISTS["BERT-large"], "cuda")
+    params = make_parameters(LISTS["bert-large"], "cuda")
     with tempfile.TemporaryDirectory() as folder:
         store = dist.FileStore(f"{folder}/store", 1)
         dist.init_process_group("nccl", store=store, rank=0, world_size=1)

@@ -1,8 +1,10 @@
-"""Writes benchmarks/results/README.md from the JSON files beside it: python benchmarks/report.py"""
+"""Writes benchmarks/results/README.md from the JSON files beside it, and the tables of docs/distributed.md:
+python benchmarks/report.py"""
 
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -52,12 +54,72 @@ def recorder_table(found: dict[str, Any]) -> list[str]:
     return lines
 
 
+def collectives_table(found: dict[str, Any]) -> list[str]:
+    lines = [
+        "| | optimizer | forward and backward | bytes | the step | bytes |",
+        "|---|---|---|---|---|---|",
+    ]
+    for kind, rows in found["collectives"].items():
+        for name, row in rows.items():
+            if isinstance(row, dict):
+                cells = [f"{_calls(row[phase])} | {row[phase]['bytes']:,}" for phase in ("passes", "step")]
+                lines.append(f"| {kind} | {name} | {' | '.join(cells)} |")
+    return lines
+
+
+def _calls(phase: dict[str, Any]) -> str:
+    names = {"allgather": "all-gather", "allreduce": "all-reduce", "reduce_scatter": "reduce-scatter"}
+    return ", ".join(f"{n} {names[name]}" for name, n in phase["calls"].items()) or "none"
+
+
+def exchange_table(found: dict[str, Any]) -> list[str]:
+    lines = ["| step | ms from idle | device ms | host µs |", "|---|---|---|---|"]
+    for name, row in found["exchange"].items():
+        lines.append(f"| {name} | {row['step_ms']:.3f} | {row['device_ms']:.3f} | {row['host_us']:.0f} |")
+    return lines
+
+
+HOP = 10e-6  # seconds from one GPU to another over a network: what the estimate assumes
+SIZE = 7e9  # parameters of the model it takes, in bfloat16 where they travel
+LINK = 50e9  # bytes a second of each rank's link
+
+
+def ranks_table(found: dict[str, Any]) -> list[str]:
+    """What the counted collectives come to on other numbers of ranks.
+
+    A gather or a scatter moves (n - 1) / n of the parameters through each rank's link, twice forth and once
+    back. An all-reduce of some bytes takes 2 log2 n hops whatever its size, here all over the network.
+    """
+    rows, tensors = found["collectives"]["FSDP2"], found["collectives"]["FSDP2"]["tensors"]
+    one, each = (rows[name]["step"]["bytes"] for name in ("AdaTAMW", "AdaTAMW, scope='tensor'"))
+    calls = sum(rows["AdaTAMW"]["step"]["calls"].values())
+    lines = [
+        f"| ranks | AdamW: a rank sends | seconds | AdaTAMW adds | by tensor ({tensors}) | time | share |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for n in (8, 512, 16384):
+        sent = 3 * SIZE * 2 * (n - 1) / n
+        seconds, added = sent / LINK, calls * 2 * math.log2(n) * HOP
+        lines.append(
+            f"| {n:,} | {sent / 1e9:.1f} GB | {seconds:.2f} | {one} bytes | {each:,} bytes | {added * 1e6:.0f} µs | "
+            f"{added / seconds:.3%} |"
+        )
+    return lines
+
+
+def fill(page: Path, name: str, table: list[str]) -> None:
+    """Puts a table between the page's marks of that name."""
+    begin, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->\n"
+    before, rest = page.read_text(encoding="utf-8").split(begin)
+    page.write_text(before + begin + "\n".join(table) + "\n" + end + rest.split(end)[1], encoding="utf-8")
+
+
 def write() -> str:
     lines = [
         "# Measured speed",
         "",
-        "Made by `benchmarks/report.py` from the JSON files here; `benchmarks/step.py`, `bert_large.py`",
-        "and `recorder.py` say how the figures were taken. Step: one step on an idle machine,",
+        "Made by `benchmarks/report.py` from the JSON files here; `benchmarks/step.py`, `bert_large.py`,",
+        "`recorder.py` and `collectives.py` say how the figures were taken. Step: one on an idle machine,",
         "median of interleaved rounds, host time before the first launch included. Device: the device's",
         "time alone. Ratio: to torch's fused optimizer of the family in the same run (for the last two rows",
         "of a list, to clipping and then fused AdamW). Floor: the bytes that must move over the bandwidth of",
@@ -79,6 +141,10 @@ def write() -> str:
             lines += step_table(found)
         elif "recorder" in found:
             lines += recorder_table(found)
+        elif "collectives" in found:
+            lines += collectives_table(found)
+        elif "exchange" in found:
+            lines += exchange_table(found)
         else:
             lines += end_to_end_table(found)
     return "\n".join(lines) + "\n"
@@ -86,3 +152,9 @@ def write() -> str:
 
 if __name__ == "__main__":
     (RESULTS / "README.md").write_text(write(), encoding="utf-8")
+    counted = json.loads((RESULTS / "collectives.json").read_text())
+    timed = json.loads((RESULTS / "exchange-h200.json").read_text())
+    page = Path(__file__).parent.parent / "docs" / "distributed.md"
+    fill(page, "collectives", collectives_table(counted))
+    fill(page, "exchange", exchange_table(timed))
+    fill(page, "ranks", ranks_table(counted))
