@@ -16,6 +16,8 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
+from tam._wrappers import unwrap
+
 Ranks = tuple[Any, ...]  # the process groups over which a parameter is sharded, one for each mesh dimension
 
 DOT, MM, GG, PRESENT = range(4)  # the columns of the sums
@@ -266,6 +268,12 @@ def _difference(ours: dict[str, Any], theirs: dict[str, Any]) -> str:
     return ""
 
 
+def exchange_of(optimizer: Optimizer) -> Exchange:
+    """Of sums over all parameters of any optimizer."""
+    params = [p for group in optimizer.param_groups for p in group["params"]]
+    return Exchange([params], "global", getattr(unwrap(optimizer), "_shards", None))
+
+
 class GradScaler(torch.amp.GradScaler):
     """torch's GradScaler for gradients that lie in pieces on several ranks.
 
@@ -288,8 +296,7 @@ class GradScaler(torch.amp.GradScaler):
         found = super()._unscale_grads_(stand_in, inv_scale, found_inf, allow_fp16)
         if not found:
             found[found_inf.device] = found_inf
-        exchange: Exchange | None = getattr(optimizer, "exchange", None)
         for verdict in found.values():
-            for group in [] if exchange is None else exchange.groups:
+            for group in exchange_of(optimizer).groups:
                 dist.all_reduce(verdict, group=group)
         return found

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from tam.distributed import Exchange, is_sharded, local, local_gradient
+from tam.distributed import exchange_of, is_sharded, local, local_gradient
 from tam.kernels.arithmetic import accumulator
 from tam.kernels.fused import dense, obstacle
 from tam.optimizers.torque import TorqueOptimizer
@@ -123,8 +123,7 @@ class Sums:
     """Six sums over all parameters, wherever their pieces lie."""
 
     def __init__(self, optimizer: Optimizer) -> None:
-        params = params_of(optimizer)
-        self.exchange = Exchange([params], "global", getattr(optimizer, "_shards", None))
+        self.exchange = exchange_of(optimizer)
         self.device = self.exchange.device or torch.device("cpu")
         self.found: list[list[list[Tensor]]] = [[[] for _ in range(6)] for _ in self.exchange.shares]
 
