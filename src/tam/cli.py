@@ -58,6 +58,9 @@ def build() -> "typer.Typer":
         lab.run(seeds, epochs, out)
         print(out)
 
+    from tam.lab.commands import app as lab_app
+
+    app.add_typer(lab_app, name="lab")
     return app
 
 

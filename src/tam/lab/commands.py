@@ -1,0 +1,155 @@
+"""`tam lab`: list, run, status, report, data."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Optional
+
+import torch
+import typer
+
+from tam.lab import data as sets
+from tam.lab import report as reports
+from tam.lab import runner
+from tam.lab.data import DataError, default_folder, files
+from tam.lab.engines.work import Place
+from tam.lab.experiment import experiments
+from tam.lab.progress import Show
+from tam.lab.store import LabError
+
+app = typer.Typer(
+    no_args_is_help=True, help="Run the paper's experiments, and report them beside its figures."
+)
+data_app = typer.Typer(no_args_is_help=True, help="The data sets: get them, check them.")
+app.add_typer(data_app, name="data")
+
+Data = Annotated[
+    Optional[Path],  # noqa: UP045  typer reads this at run time, on Python 3.10 too
+    typer.Option(metavar="FOLDER", help="Where the data lies.", envvar="TAM_DATA"),
+]
+
+
+def _ends(error: Exception) -> None:
+    sys.exit(f"tam: {error}")
+
+
+@app.command("list")
+def list_experiments() -> None:
+    """Show the experiments with their presets and studies."""
+    for experiment in experiments().values():
+        print(f"{experiment.name}: {experiment.title}")
+        for preset, studies in experiment.presets.items():
+            print(f"  --preset {preset}: " + ", ".join(study.name for study in studies))
+
+
+@app.command()
+def run(
+    name: Annotated[str, typer.Argument(help="An experiment; `tam lab list` shows them.")],
+    preset: Annotated[
+        str,
+        typer.Option(
+            help="paper: its settings in full; fair: grids extended alike; quick: minutes on one GPU; "
+            "smoke: under a minute on a CPU."
+        ),
+    ] = "quick",
+    out: Annotated[
+        Path, typer.Option(metavar="FOLDER", help="Results go there; what is there is not run again.")
+    ] = Path("lab-results"),
+    data: Data = None,
+    study: Annotated[list[str], typer.Option(help="Only this study (repeatable).")] = [],  # noqa: B006
+    arm: Annotated[list[str], typer.Option(help="Only this arm, and the baseline (repeatable).")] = [],  # noqa: B006
+    seeds: Annotated[Optional[int], typer.Option(min=1, help="Only so many of the seeds.")] = None,  # noqa: UP045
+    device: Annotated[
+        str, typer.Option(help="cpu, cuda or cuda:1; auto takes a GPU if there is one.")
+    ] = "auto",
+    workers: Annotated[
+        int | None, typer.Option(min=1, help="Processes. Default: 1 on a GPU, one a core on a CPU.")
+    ] = None,
+    together: Annotated[int, typer.Option(min=1, help="Trials side by side in a process, on a GPU.")] = 4,
+) -> None:
+    """Run an experiment; started again, it goes on where it stopped.
+
+    Example: tam lab run images --preset smoke --out /tmp/lab
+    """
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    on_gpu = device.startswith("cuda")
+    place = Place(out, data or default_folder(), device, together if on_gpu else 1)
+    selection = runner.Selection(name, preset, tuple(study), tuple(arm), seeds)
+    count = workers or (1 if on_gpu else os.cpu_count() or 1)
+    try:
+        with Show() as show:
+            runner.run(selection, place, count, show)
+    except (LabError, DataError) as error:
+        _ends(error)
+    except KeyboardInterrupt:
+        sys.exit("tam: stopped; the same command goes on from the last checkpoints")
+    print(f"{out}: done; `tam lab report {out} -o report.html` writes the report")
+
+
+@app.command()
+def status(folder: Annotated[Path, typer.Argument(help="The --out of a run.")]) -> None:
+    """Show how far the runs of a folder are."""
+    try:
+        selections = runner.remembered(folder)
+        if not selections:
+            raise LabError(f"{folder} has no runs.json: nothing was run there")
+        for selection in selections:
+            for plan in runner.plans(selection, folder):
+                left = len(plan.to_run())
+                print(
+                    f"{selection.experiment} {selection.preset} {plan.study.name}: {left or 'no'} trials to run"
+                )
+                for outcome in reports.outcomes(plan):
+                    print(f"  {outcome.arm.name}: {len(outcome.folders)} of {outcome.wanted} seeds")
+    except LabError as error:
+        _ends(error)
+
+
+@app.command()
+def report(
+    folder: Annotated[Path, typer.Argument(help="The --out of a run.")],
+    out: Annotated[
+        Path, typer.Option("-o", "--out", metavar="FILE", help="report.html, or report.md for Markdown.")
+    ] = Path("report.html"),
+) -> None:
+    """Write the report of a folder: tables beside the paper's, curves, settings and machines."""
+    from tam.cli import check_writable
+
+    check_writable(out)
+    try:
+        reports.write(folder, out)
+    except LabError as error:
+        _ends(error)
+    print(out)
+
+
+@data_app.command("get")
+def data_get(
+    name: Annotated[str, typer.Argument(help="Of " + ", ".join(sets.SETS))], data: Data = None
+) -> None:
+    """Download a data set, check it and unpack it."""
+    try:
+        found = sets.get_set(name)
+        if found.layouts:
+            files.get(name, found.layouts[0], data or default_folder(), print)
+        print(f"{name}: there")
+    except (DataError, OSError) as error:
+        _ends(error)
+
+
+@data_app.command("check")
+def data_check(
+    name: Annotated[str, typer.Argument(help="Of " + ", ".join(sets.SETS))], data: Data = None
+) -> None:
+    """Check every file of a data set against its official size and md5."""
+    folder = data or default_folder()
+    try:
+        found = sets.get_set(name)
+        if found.layouts:
+            files.check(name, files.find(name, found.layouts, folder), folder)
+        print(f"{name}: all of it is there, and as its authors published it")
+    except DataError as error:
+        _ends(error)

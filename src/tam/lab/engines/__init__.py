@@ -1,0 +1,1 @@
+"""Ways to run trials: `local`, in processes of this machine."""

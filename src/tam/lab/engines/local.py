@@ -1,0 +1,99 @@
+"""Trials in processes of this machine. A process that dies is replaced; its trials go on from their checkpoints."""
+
+from __future__ import annotations
+
+import multiprocessing
+import queue
+import signal
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tam.lab.engines.work import Event, Job, Place, work
+from tam.lab.store import LabError, key_of
+
+ATTEMPTS = 3  # of a trial whose process dies
+
+
+class Local:
+    """The processes, and who works on what. A context: at its end they are gone."""
+
+    def __init__(self, place: Place, workers: int, tell: Callable[[Event], None]) -> None:
+        self.place, self.workers, self.tell = place, workers, tell
+        self.context = multiprocessing.get_context("spawn")
+        self.events: Any = self.context.Queue()
+        self.processes: dict[int, Any] = {}  # by number
+        self.inboxes: dict[int, Any] = {}
+        self.at_work: dict[int, dict[str, Job]] = {}  # by number and key
+        self.deaths: dict[str, int] = {}  # of processes, by the key of a trial
+        self.failures: list[str] = []
+
+    def __enter__(self) -> Local:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for process in self.processes.values():
+            process.terminate()
+        for process in self.processes.values():
+            process.join()
+
+    def run(self, jobs: Sequence[Job]) -> None:
+        """Runs all of them. Raises LabError where some could not be done."""
+        waiting = list(reversed(jobs))
+        for number in range(min(self.workers, len(jobs))):
+            if number not in self.processes:
+                self._start(number)
+        self._hand_out(waiting)
+        while any(self.at_work.values()):
+            try:
+                number, event = self.events.get(timeout=0.5)
+            except queue.Empty:
+                self._replace_the_dead(waiting)
+            else:
+                self._take_note(number, event)
+            self._hand_out(waiting)
+        if self.failures:
+            raise LabError("\n".join(self.failures))
+
+    def _start(self, number: int) -> None:
+        inbox = self.inboxes[number] = self.context.Queue()
+        self.at_work[number] = {}
+        main = self.context.Process(target=_main, args=(number, self.place, inbox, self.events), daemon=True)
+        self.processes[number] = main
+        main.start()
+
+    def _hand_out(self, waiting: list[Job]) -> None:
+        """To whoever has the least to do."""
+        while waiting:
+            number = min(self.at_work, key=lambda n: len(self.at_work[n]))
+            if len(self.at_work[number]) >= self.place.together:
+                return
+            job = waiting.pop()
+            self.at_work[number][key_of(job.config)] = job
+            self.inboxes[number].put(job)
+
+    def _take_note(self, number: int, event: Event) -> None:
+        self.tell(event)
+        if event.kind in ("done", "busy", "failed"):
+            self.at_work[number].pop(key_of(event.job.config), None)
+        if event.kind == "failed":
+            self.failures.append(event.detail["message"])
+            if event.detail["stops"]:
+                raise LabError(event.detail["message"])
+
+    def _replace_the_dead(self, waiting: list[Job]) -> None:
+        for number, process in list(self.processes.items()):
+            if process.is_alive():
+                continue
+            for key, job in self.at_work[number].items():
+                self.deaths[key] = self.deaths.get(key, 0) + 1
+                if self.deaths[key] < ATTEMPTS:
+                    waiting.append(job)
+                else:
+                    message = f"trial {key}: its process died {ATTEMPTS} times (exit {process.exitcode})"
+                    self.failures.append(message)
+            self._start(number)
+
+
+def _main(number: int, place: Place, inbox: Any, events: Any) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends us
+    work(place, inbox.get, lambda event: events.put((number, event)))

@@ -1,0 +1,128 @@
+"""Runs trials in one process: one after the other on a CPU, several side by side on a GPU."""
+
+from __future__ import annotations
+
+import queue
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tam.lab.data import DataError
+from tam.lab.experiment import experiments
+from tam.lab.store import BusyError, LabError, TrialFolder
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where trials run and where their files lie."""
+
+    root: Path
+    data: Path
+    device: str = "cpu"
+    together: int = 1  # trials side by side in a process
+    save_every: float = 60.0  # seconds between checkpoints
+
+
+@dataclass(frozen=True)
+class Job:
+    """A trial to run."""
+
+    experiment: str
+    config: dict[str, Any]
+
+    def folder(self, root: Path) -> TrialFolder:
+        return TrialFolder(root, self.config)
+
+
+@dataclass(frozen=True)
+class Event:
+    """What a worker has to tell: "start", "epoch", "done", "busy" or "failed"."""
+
+    kind: str
+    job: Job
+    detail: dict[str, Any] = field(default_factory=dict)
+
+
+class Lane:
+    """A trial at work, with a stream of its own on a GPU."""
+
+    def __init__(self, job: Job, place: Place, device: torch.device) -> None:
+        self.job, self.held = job, ExitStack()
+        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        folder = job.folder(place.root)
+        self.held.enter_context(folder.at_work())
+        run = experiments()[job.experiment].run
+        self.steps: Iterator[Any] = run(job.config, folder, place.data, device, place.save_every)
+
+    def advance(self) -> Any:
+        here: AbstractContextManager[Any] = nullcontext()
+        if self.stream is not None:
+            here = torch.cuda.stream(self.stream)
+        with here:
+            return next(self.steps)
+
+
+def work(place: Place, take: Callable[[bool], Job | None], tell: Callable[[Event], None]) -> None:
+    """Runs what `take` gives until it gives None, `place.together` trials at a time, in turns.
+
+    `take(True)` waits for a job; `take(False)` raises queue.Empty where there is none now.
+    """
+    device = torch.device(place.device)
+    if device.type == "cuda":
+        torch.backends.cudnn.benchmark = True
+        torch.set_float32_matmul_precision("high")
+    else:
+        torch.set_num_threads(1)  # results do not depend on how many trials run side by side
+    lanes: list[Lane] = []
+    more = True
+    while more or lanes:
+        while more and len(lanes) < place.together:
+            try:
+                job = take(not lanes)
+            except queue.Empty:
+                break
+            more = job is not None
+            if job is not None:
+                _begin(job, place, device, lanes, tell)
+        for lane in list(lanes):
+            try:
+                progress = lane.advance()
+            except StopIteration:
+                event = Event("done", lane.job)
+            except Exception as error:
+                event = failure(lane.job, error)
+            else:
+                if progress is not None:
+                    detail = {"epoch": progress.epoch, "epochs": progress.epochs, **progress.metrics}
+                    tell(Event("epoch", lane.job, detail))
+                continue
+            lanes.remove(lane)
+            lane.held.close()
+            tell(event)
+
+
+def _begin(
+    job: Job, place: Place, device: torch.device, lanes: list[Lane], tell: Callable[[Event], None]
+) -> None:
+    if job.folder(place.root).result is not None:
+        tell(Event("done", job))
+        return
+    try:
+        lanes.append(Lane(job, place, device))
+        tell(Event("start", job))
+    except BusyError as error:
+        tell(Event("busy", job, {"message": str(error)}))
+    except Exception as error:
+        tell(failure(job, error))
+
+
+def failure(job: Job, error: Exception) -> Event:
+    """A LabError is for the one who started the run, and stops it: it would befall the other trials, too."""
+    stops = isinstance(error, (LabError, DataError))
+    message = str(error) if stops else "".join(traceback.format_exception(error))
+    return Event("failed", job, {"message": message, "stops": stops})

@@ -1,0 +1,201 @@
+"""What an experiment is, and which trials it needs.
+
+An experiment has studies (CIFAR-10 with ResNet18 is one): a workload and arms that are compared on it. Of each
+arm the lr is chosen on the validation images with tuning seeds; the arms are then compared at those lrs with other
+seeds, whose test images are read once, at the end.
+"""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from tam.lab.store import LabError, TrialFolder
+
+Trial = dict[str, Any]  # a config: all that determines it
+Results = Mapping[str, Mapping[str, Any]]  # of finished trials, by key
+
+
+@dataclass(frozen=True)
+class Arm:
+    """What is compared: an optimizer with its options, and the learning rates it may choose from.
+
+    A control has the lr of another arm, times `lr_ratio`; with `damping` its d is replaced by that arm's own,
+    seed by seed: by their mean, or in shuffled order.
+    """
+
+    name: str
+    optimizer: str
+    lrs: tuple[float, ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)  # of the trial, where not the study's
+    control_of: str | None = None
+    lr_ratio: float = 1.0
+    damping: str | None = None
+
+
+@dataclass(frozen=True)
+class Study:
+    """A workload and the arms compared on it. The outcome is the last epoch's validation accuracy."""
+
+    name: str
+    title: str
+    workload: Mapping[str, Any]
+    arms: tuple[Arm, ...]
+    baseline: str  # the arm the others are compared with
+    seeds: tuple[int, ...]  # of the comparison
+    tuning_seeds: tuple[int, ...] = ()  # of the choice of lr; none are needed for a single lr
+    extend: bool = False  # grids, until every arm's winner is inside
+    paper: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # mean and spread, by arm
+
+    def only(self, arms: Sequence[str], seeds: int | None) -> Study:
+        """The study with some of its arms, and those they need, and its first seeds."""
+        wanted = {self.arm(name).name for name in arms} or {arm.name for arm in self.arms}
+        wanted |= {arm.control_of for arm in self.arms if arm.name in wanted and arm.control_of}
+        kept = tuple(arm for arm in self.arms if arm.name in wanted or arm.name == self.baseline)
+        return replace(self, arms=kept, seeds=self.seeds[:seeds])
+
+    def arm(self, name: str) -> Arm:
+        for arm in self.arms:
+            if arm.name == name:
+                return arm
+        raise LabError(f"{self.name} has no arm {name!r}; it has {', '.join(arm.name for arm in self.arms)}")
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A section of the paper."""
+
+    name: str
+    title: str
+    run: Callable[..., Iterator[Any]]  # a trial, given config, folder, data folder and device
+    config: Callable[..., Trial]  # a trial's config, checked
+    presets: Mapping[str, tuple[Study, ...]]
+    choices: Mapping[str, str]  # what the paper does not say, and what was chosen for which reason
+
+
+def experiments() -> dict[str, Experiment]:
+    """Every module of tam.lab.experiments has one."""
+    package = importlib.import_module("tam.lab.experiments")
+    modules = sorted(module.name for module in pkgutil.iter_modules(package.__path__))
+    found = [importlib.import_module(f"tam.lab.experiments.{name}").EXPERIMENT for name in modules]
+    return {experiment.name: experiment for experiment in found}
+
+
+# ---------------------------------------------------------------------- which trials there are
+
+
+class Plan:
+    """The trials of one study, as far as they are known from the results so far."""
+
+    HALF_DECADE = 10**0.5
+    EXTENSIONS = 4  # at most, on each side
+
+    def __init__(self, experiment: Experiment, study: Study, root: Path) -> None:
+        self.experiment, self.study, self.root = experiment, study, root
+
+    def trial(self, arm: Arm, lr: float, seed: int, *, test: bool, **more: Any) -> Trial:
+        settings = {**self.study.workload, **arm.settings, **more}
+        return self.experiment.config(
+            optimizer=arm.optimizer, options=dict(arm.options), lr=lr, seed=seed, test=test, **settings
+        )
+
+    def result(self, trial: Trial) -> dict[str, Any] | None:
+        return TrialFolder(self.root, trial).result
+
+    # The choice of lr.
+
+    def grid(self, arm: Arm) -> list[float]:
+        """The learning rates of an arm, ascending; extended alike for all arms where a winner is at an edge."""
+        lrs = sorted(arm.lrs)
+        if self.study.extend and len(lrs) > 1:
+            low, high = self._extensions()
+            lrs = [lrs[0] / self.HALF_DECADE**i for i in range(low, 0, -1)] + lrs
+            lrs += [max(arm.lrs) * self.HALF_DECADE**i for i in range(1, high + 1)]
+        return lrs
+
+    def _extensions(self) -> tuple[int, int]:
+        """How far all grids are extended below and above, given the results so far."""
+        low = high = 0
+        while max(low, high) <= self.EXTENSIONS:
+            winners = []
+            for arm in self._tuned():
+                lrs = sorted(arm.lrs)
+                lrs = [lrs[0] / self.HALF_DECADE**i for i in range(low, 0, -1)] + lrs
+                lrs += [max(arm.lrs) * self.HALF_DECADE**i for i in range(1, high + 1)]
+                winners.append(self._winner(arm, lrs))
+            if any(winner is None for winner in winners):
+                break  # these must be run first
+            more_low = low + any(place == 0 for place, _ in winners if place is not None)  # type: ignore[misc]
+            more_high = high + any(place == last for place, last in winners)  # type: ignore[misc]
+            if (more_low, more_high) == (low, high):
+                break
+            low, high = more_low, more_high
+        return min(low, self.EXTENSIONS), min(high, self.EXTENSIONS)
+
+    def _tuned(self) -> list[Arm]:
+        return [arm for arm in self.study.arms if arm.control_of is None and len(arm.lrs) > 1]
+
+    def tuning(self, arm: Arm, lrs: Sequence[float]) -> list[Trial]:
+        return [self.trial(arm, lr, seed, test=False) for lr in lrs for seed in self.study.tuning_seeds]
+
+    def _winner(self, arm: Arm, lrs: Sequence[float]) -> tuple[int, int] | None:
+        """The place of the best lr and the last place; None where trials are missing."""
+        scores = []
+        for lr in lrs:
+            found = [self.result(trial) for trial in self.tuning(arm, [lr])]
+            if not found or any(result is None for result in found):
+                return None
+            scores.append(mean(score(result) for result in found if result is not None))
+        return max(range(len(lrs)), key=scores.__getitem__), len(lrs) - 1
+
+    def chosen(self, arm: Arm) -> tuple[float, bool] | None:
+        """The lr of an arm and whether it is at an edge of its grid; None where that is not known yet."""
+        if arm.control_of is not None:
+            found = self.chosen(self.study.arm(arm.control_of))
+            return None if found is None else (found[0] * arm.lr_ratio, found[1])
+        lrs = self.grid(arm)
+        if len(lrs) == 1:
+            return lrs[0], False
+        winner = self._winner(arm, lrs)
+        return None if winner is None else (lrs[winner[0]], winner[0] in (0, winner[1]))
+
+    # The comparison.
+
+    def reported(self, arm: Arm) -> list[Trial] | None:
+        """The trials of the comparison, one a seed; None where they are not known yet."""
+        chosen = self.chosen(arm)
+        if chosen is None:
+            return None
+        if arm.damping is None:
+            return [self.trial(arm, chosen[0], seed, test=True) for seed in self.study.seeds]
+        assert arm.control_of is not None
+        sources = self.reported(self.study.arm(arm.control_of))
+        if sources is None or any(self.result(source) is None for source in sources):
+            return None
+        return [
+            self.trial(arm, chosen[0], seed, test=True, damping=arm.damping,
+                       damping_of=TrialFolder(self.root, source).key)
+            for seed, source in zip(self.study.seeds, sources, strict=True)
+        ]  # fmt: skip
+
+    def to_run(self) -> list[Trial]:
+        """The trials that can be run now and have no result; empty when the study is done."""
+        wanted: list[Trial] = []
+        for arm in self.study.arms:
+            reported = self.reported(arm)
+            if reported is not None:
+                wanted += reported
+            elif arm.control_of is None:
+                wanted += self.tuning(arm, self.grid(arm))
+        return [trial for trial in wanted if self.result(trial) is None]
+
+
+def score(result: Mapping[str, Any]) -> float:
+    """What an lr is chosen by."""
+    return float("-inf") if result["diverged"] else float(result["validation"])

@@ -1,0 +1,1 @@
+"""One file for each section of the paper; each has an EXPERIMENT."""

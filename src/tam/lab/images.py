@@ -1,0 +1,352 @@
+"""Training of an image classifier: a trial of the paper's section on image classification.
+
+Data lies on the device, and so do the draws of an epoch: the order of the images, their shifts and flips. They
+depend on the seed and the epoch alone, so that a trial goes on after a kill as if nothing had been, and all arms
+of a seed see the same. On a GPU the whole step (augment, forward, backward, optimizer) is one CUDA graph; on a
+CPU the same function runs as it is.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, fields
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy, pad
+
+from tam import registry
+from tam.lab.data import ImageData, load, split
+from tam.lab.machine import machine
+from tam.lab.models import get_model, parameters
+from tam.lab.store import LabError, TrialFolder
+from tam.optimizers.torque import TorqueOptimizer
+
+EAGER = 3  # steps before the graph is captured: they compile, and make the optimizer's state
+LOSS, NORM, ALIGNMENT = range(3)  # what is seen of a step
+
+
+@dataclass(frozen=True)
+class Config:
+    """All that determines a trial. `options` are the optimizer's besides lr."""
+
+    data: str
+    model: str
+    optimizer: str  # of the registry
+    lr: float
+    seed: int
+    epochs: int
+    batch: int = 128
+    options: dict[str, Any] = field(default_factory=dict)
+    schedule: str = "cosine"  # or "constant"
+    held_out: int = 10000  # images to validate on
+    augment: bool = True  # random crops after padding by an eighth of the height, and flips
+    decay_in_cosine: bool = False  # weight decay as part of the gradient the cosine is taken of
+    damping: str | None = None  # TAM's d replaced: "mean" or "shuffled" of another trial's
+    damping_of: str | None = None  # that trial's key
+    test: bool = False  # whether the test images are read, once, at the end
+    limit: int | None = None  # train on so many images only
+
+    def __post_init__(self) -> None:
+        registry.get(self.optimizer)
+        get_model(self.model)
+        if self.schedule not in ("cosine", "constant"):
+            raise ValueError(f"schedule={self.schedule!r}: must be 'cosine' or 'constant'")
+        if (self.damping is None) != (self.damping_of is None):
+            raise ValueError("damping and damping_of go together")
+        if self.damping is not None and (
+            self.damping not in ("mean", "shuffled", "same") or self.optimizer != "tam"
+        ):
+            raise ValueError(
+                f"damping={self.damping!r} of {self.optimizer}: must be 'mean' or 'shuffled', of tam"
+            )
+
+    def learning_rate(self, epoch: int) -> float:
+        """Of an epoch, the first being 0."""
+        if self.schedule == "constant":
+            return self.lr
+        return self.lr * (1 + math.cos(math.pi * epoch / self.epochs)) / 2
+
+
+@dataclass(frozen=True)
+class Progress:
+    """Where a trial stands."""
+
+    epoch: int
+    epochs: int
+    metrics: dict[str, Any]
+
+
+@cache
+def _data(name: str, folder: Path, device: torch.device) -> tuple[ImageData, Tensor, Tensor]:
+    """Shared by all trials of a process."""
+    data = load(name, folder)
+    return data, data.train[0].to(device), data.train[1].to(device)
+
+
+class Draws:
+    """The batches of an epoch, in tensors that stay where they are."""
+
+    def __init__(self, config: Config, indices: Tensor, height: int, device: torch.device) -> None:
+        self.config, self.indices, self.pad = config, indices, padding(height)
+        n = len(indices)
+        self.order = torch.empty(n, dtype=torch.int64, device=device)
+        self.shift = torch.full((n, 2), self.pad, dtype=torch.int64, device=device)
+        self.flip = torch.zeros(n, dtype=torch.bool, device=device)
+
+    def epoch(self, epoch: int) -> None:
+        n = len(self.indices)
+        generator = torch.Generator().manual_seed(self.config.seed * 100003 + epoch)
+        self.order.copy_(self.indices[torch.randperm(n, generator=generator)])
+        if self.config.augment:
+            self.shift.copy_(torch.randint(0, 2 * self.pad + 1, (n, 2), generator=generator))
+            self.flip.copy_(torch.rand(n, generator=generator) < 0.5)
+
+
+def padding(height: int) -> int:
+    """4 pixels for images of 32 x 32."""
+    return height // 8
+
+
+def prepare(images: Tensor, shift: Tensor, flip: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+    """Crops of the padded images, some of them mirrored, normalised."""
+    n, channels, height, width = images.shape
+    x = pad(normalise(images, mean, std), (padding(height),) * 4)
+    rows = shift[:, :1] + torch.arange(height, device=x.device)
+    columns = shift[:, 1:] + torch.arange(width, device=x.device)
+    columns = torch.where(flip[:, None], columns.flip(1), columns)
+    batch = torch.arange(n, device=x.device)[:, None, None, None]
+    channel = torch.arange(channels, device=x.device)[None, :, None, None]
+    return x[batch, channel, rows[:, None, :, None], columns[:, None, None, :]]
+
+
+def normalise(images: Tensor, mean: Tensor, std: Tensor) -> Tensor:
+    return (images.to(mean.dtype) / 255 - mean) / std
+
+
+class Training:
+    """A network, its optimizer and one step of it."""
+
+    def __init__(self, config: Config, data_folder: Path, device: torch.device, given: Tensor | None) -> None:
+        self.config, self.device = config, device
+        self.data, self.images, self.labels = _data(config.data, data_folder, device)
+        train, self.validation = split(len(self.labels), config.held_out, config.seed)
+        self.draws = Draws(config, train[: config.limit], self.images.shape[2], device)
+        self.steps = len(self.draws.indices) // config.batch
+        if self.steps == 0:
+            raise LabError(f"{len(self.draws.indices)} images make no batch of {config.batch}")
+        torch.manual_seed(config.seed)
+        self.model = get_model(config.model).make(self.data.classes).to(device)
+        cuda = device.type == "cuda"
+        self.dtype = torch.bfloat16 if cuda else torch.float32
+        if cuda:
+            self.model = self.model.to(memory_format=torch.channels_last)
+        self.mean, self.std = (
+            torch.tensor(x, device=device)[:, None, None] for x in (self.data.mean, self.data.std)
+        )
+        self.lr = torch.tensor(config.lr, device=device)
+        self.optimizer = self._make_optimizer()
+        self.decay = 0.0
+        if config.decay_in_cosine:
+            for group in self.optimizer.param_groups:
+                self.decay, group["weight_decay"] = group["weight_decay"], 0.0
+        self.given = None if given is None else given.to(device)
+        self.position = torch.zeros((), dtype=torch.int64, device=device)  # the first row of the batch
+        self.taken = torch.zeros((), dtype=torch.int64, device=device)  # steps of the whole run
+        self.lanes = torch.arange(config.batch, device=device)
+        self.seen = torch.zeros(self.steps, 3, device=device)
+        self.loss_of = torch.compile(self._loss_of) if cuda else self._loss_of
+        self.graph: Any = None
+        self.eager = 0
+
+    def _make_optimizer(self) -> torch.optim.Optimizer:
+        record, options = registry.get(self.config.optimizer), dict(self.config.options)
+        if self.config.damping is not None:
+            options["smoothing"] = 1.0  # s stays what it is told to be
+        if self.device.type == "cuda":
+            options |= {"fused": True} if issubclass(record.cls, torch.optim.SGD) else {"capturable": True}
+        return record.create(self.model.parameters(), lr=self.lr, **options)
+
+    def _loss_of(self, images: Tensor, labels: Tensor, shift: Tensor, flip: Tensor) -> Tensor:
+        x = prepare(images, shift, flip, self.mean, self.std)
+        if self.device.type == "cuda":
+            x = x.contiguous(memory_format=torch.channels_last)
+        with torch.autocast(self.device.type, self.dtype, enabled=self.dtype is torch.bfloat16):
+            return cross_entropy(self.model(x), labels)
+
+    def step(self) -> None:
+        """One step, as a graph once it has been captured."""
+        if self.graph is not None:
+            self.graph.replay()
+            return
+        if self.device.type == "cuda" and self.eager == EAGER:
+            self.graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self.graph, stream=torch.cuda.current_stream()):
+                self._step()
+            self.graph.replay()
+            return
+        self._step()
+        self.eager += 1
+
+    def _step(self) -> None:
+        rows = self.position + self.lanes
+        chosen = self.draws.order[rows]
+        for p in self.model.parameters():
+            p.grad = None
+        loss = self.loss_of(
+            self.images[chosen], self.labels[chosen], self.draws.shift[rows], self.draws.flip[rows]
+        )
+        loss.backward()
+        with torch.no_grad():
+            params = list(self.model.parameters())
+            grads = [p.grad for p in params if p.grad is not None]
+            norm = torch.stack(torch._foreach_norm(grads)).norm()
+            if self.decay:
+                torch._foreach_add_(grads, params, alpha=self.decay)
+            if self.given is not None:
+                assert isinstance(self.optimizer, TorqueOptimizer)
+                self.optimizer.make_state()
+                self.optimizer.segment_alignments()[0].copy_(self.given[self.taken])
+        self.optimizer.step()
+        with torch.no_grad():
+            now = torch.div(self.position, self.config.batch, rounding_mode="floor").reshape(1)
+            row = [loss.detach().float(), norm, self._alignment()]
+            self.seen.index_copy_(0, now, torch.stack(row).reshape(1, 3))
+            self.position += self.config.batch
+            self.taken += 1
+
+    def _alignment(self) -> Tensor:
+        if isinstance(self.optimizer, TorqueOptimizer):
+            return torch.stack(self.optimizer.segment_alignments()).mean()
+        return torch.full((), math.nan, device=self.device)
+
+    @torch.no_grad()
+    def accuracy(self, images: Tensor, labels: Tensor) -> Tensor:
+        """In percent."""
+        self.model.eval()
+        right = torch.zeros((), device=self.device)
+        for x, y in zip(images.split(2000), labels.split(2000), strict=True):
+            x = normalise(x.to(self.device), self.mean, self.std)
+            with torch.autocast(self.device.type, self.dtype, enabled=self.dtype is torch.bfloat16):
+                right += (self.model(x).argmax(1) == y.to(self.device)).sum()
+        self.model.train()
+        return right * 100 / len(labels)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "taken": self.taken,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        for group in self.optimizer.param_groups:  # torch has put a copy there
+            group["lr"] = self.lr
+        self.taken.copy_(state["taken"])
+
+
+def run(
+    config: dict[str, Any],
+    folder: TrialFolder,
+    data_folder: Path,
+    device: torch.device,
+    save_every: float = 60.0,
+) -> Iterator[Progress | None]:
+    """Trains, from the last checkpoint where there is one. Yields after every step, and Progress after an epoch.
+
+    `save_every` is in seconds.
+    """
+    settings = Config(**config)
+    training = Training(settings, data_folder, device, _given(settings, folder))
+    steps: list[Tensor] = []  # what was seen of every step, by epoch
+    first, spent = 0, 0.0
+    found = folder.load(device)
+    if found is not None:
+        first, state = found
+        training.load_state_dict(state["training"])
+        steps, spent = [state["steps"].cpu()], float(state["seconds"])
+    begin = saved = time.monotonic()
+    metrics: dict[str, Any] = folder.metrics()[-1] if first else {}
+    for epoch in range(first, settings.epochs):
+        training.lr.fill_(settings.learning_rate(epoch))
+        training.draws.epoch(epoch)
+        training.position.zero_()
+        torch.manual_seed(settings.seed * 100003 + epoch)  # a network's own draws
+        for _ in range(training.steps):
+            training.step()
+            yield None
+        accuracy = training.accuracy(
+            training.images[training.validation], training.labels[training.validation]
+        )
+        host = torch.cat([training.seen.reshape(-1), accuracy.reshape(1)]).to("cpu", non_blocking=True)
+        yield from _wait(device)
+        seen = host[:-1].reshape(-1, 3).clone()
+        steps.append(seen)
+        loss, norm, s = seen.double().mean(0).tolist()
+        metrics = {
+            "epoch": epoch + 1, "lr": settings.learning_rate(epoch), "loss": loss, "grad_norm": norm,
+            "validation": float(host[-1]),
+        }  # fmt: skip
+        if not math.isnan(s):
+            metrics |= {"alignment": s, "damping": (1 + s) / 2}
+        folder.log(metrics)
+        yield Progress(epoch + 1, settings.epochs, metrics)
+        if not math.isfinite(loss):
+            break
+        now = time.monotonic()
+        if now - saved > save_every and epoch + 1 < settings.epochs:
+            state = {
+                "training": training.state_dict(),
+                "steps": torch.cat(steps),
+                "seconds": spent + now - begin,
+            }
+            folder.save(epoch + 1, state)
+            saved = now
+    s = torch.cat(steps)[:, ALIGNMENT].clone()
+    if not s.isnan().any():
+        torch.save(s, folder.path / "alignment.pt")
+    result = {
+        "validation": metrics["validation"], "loss": metrics["loss"], "epochs": metrics["epoch"],
+        "diverged": not math.isfinite(metrics["loss"]), "parameters": parameters(training.model),
+    }  # fmt: skip
+    if settings.test:
+        result["test"] = float(training.accuracy(*training.data.test))
+    timing = {"seconds": spent + time.monotonic() - begin}
+    folder.finish({**result, "timing": timing, "machine": machine(device)})
+
+
+def _wait(device: torch.device) -> Iterator[None]:
+    """Lets others go on until what was queued is done."""
+    if device.type == "cuda":
+        event = torch.cuda.Event()
+        event.record()
+        while not event.query():
+            yield None
+
+
+def _given(config: Config, folder: TrialFolder) -> Tensor | None:
+    """s of every step, where another trial's d replaces TAM's own."""
+    if config.damping is None:
+        return None
+    path = folder.path.parent / str(config.damping_of) / "alignment.pt"
+    if not path.exists():
+        raise LabError(f"{path} is missing: the trial whose d is to be used has not been run")
+    s: Tensor = torch.load(path, weights_only=True)
+    if config.damping == "mean":
+        return torch.full_like(s, float(s.double().mean()))
+    if config.damping == "shuffled":
+        return s[torch.randperm(len(s), generator=torch.Generator().manual_seed(config.seed))]
+    return s
+
+
+def config_of(**options: Any) -> dict[str, Any]:
+    """A config as a trial has it, checked. Defaults are left out, so that a new one does not rename old trials."""
+    given, defaults = asdict(Config(**options)), {f.name: f.default for f in fields(Config)}
+    return {k: v for k, v in given.items() if v != defaults[k] and v != {}}

@@ -1,0 +1,93 @@
+"""Shows how a run goes: a live table on a terminal, plain lines elsewhere."""
+
+from __future__ import annotations
+
+import time
+from types import TracebackType
+
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from tam.lab.engines.work import Event
+from tam.lab.store import key_of
+
+
+class Show:
+    """Hears of events. A context."""
+
+    def __init__(self) -> None:
+        self.console = Console(stderr=True)
+        self.live = Live(console=self.console, refresh_per_second=2) if self.console.is_terminal else None
+        self.at_work: dict[str, Event] = {}
+        self.begin = time.monotonic()
+        self.done, self.epochs, self.best = 0, 0, 0.0
+        self.left = 0  # trials of this round
+
+    def __enter__(self) -> Show:
+        if self.live is not None:
+            self.live.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None
+    ) -> None:
+        if self.live is not None:
+            self.live.stop()
+
+    def __call__(self, event: Event | int) -> None:
+        if isinstance(event, int):
+            self.left = event
+            self._line(f"{event} trials to run")
+            return
+        key, config = key_of(event.job.config), event.job.config
+        if event.kind in ("start", "epoch"):
+            self.at_work[key] = event
+        else:
+            self.at_work.pop(key, None)
+            self.left -= 1
+            self.done += event.kind == "done"
+        name = f"{key} {config['optimizer']} lr {config['lr']:g} seed {config['seed']}"
+        if event.kind == "epoch":
+            self.epochs += 1
+            self.best = max(self.best, event.detail.get("validation", 0.0))
+            if self.live is None and event.detail["epoch"] % max(1, event.detail["epochs"] // 10) == 0:
+                self._line(
+                    f"{name}: epoch {event.detail['epoch']} of {event.detail['epochs']}, {_figures(event)}"
+                )
+        elif event.kind in ("busy", "failed"):
+            self._line(f"{name}: {event.kind}: {event.detail['message']}")
+        else:
+            self._line(f"{name}: {event.kind}")
+        if self.live is not None:
+            self.live.update(self._table())
+
+    def _line(self, text: str) -> None:
+        if self.live is None:
+            self.console.print(text, highlight=False, markup=False, soft_wrap=True)
+
+    def _table(self) -> Table:
+        title = f"{self.done} trials done, {self.left} left of this round, best {self.best:.2f}{self._time_left()}"
+        table = Table("trial", "optimizer", "lr", "seed", "epoch", "", title=title)
+        for key, event in self.at_work.items():
+            config = event.job.config
+            epoch = f"{event.detail.get('epoch', 0)} of {config['epochs']}"
+            table.add_row(
+                key, config["optimizer"], f"{config['lr']:g}", str(config["seed"]), epoch, _figures(event)
+            )
+        return table
+
+    def _time_left(self) -> str:
+        """From the time the epochs so far have taken."""
+        if not self.epochs or not self.at_work:
+            return ""
+        total = next(iter(self.at_work.values())).job.config["epochs"]
+        running = sum(total - event.detail.get("epoch", 0) for event in self.at_work.values())
+        waiting = max(0, self.left - len(self.at_work)) * total
+        seconds = (time.monotonic() - self.begin) / self.epochs * (running + waiting)
+        return f", about {seconds / 60:.0f} min left"
+
+
+def _figures(event: Event) -> str:
+    shown = {"loss": ".3f", "validation": ".2f", "alignment": "+.3f"}
+    return ", ".join(f"{k} {event.detail[k]:{f}}" for k, f in shown.items() if k in event.detail)

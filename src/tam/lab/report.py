@@ -1,0 +1,169 @@
+"""The report of a folder of results: one HTML page that needs no network, and the same tables as Markdown."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+from tam.lab import charts, stats
+from tam.lab.experiment import Arm, Plan
+from tam.lab.runner import Selection, plans, remembered
+from tam.lab.store import LabError, TrialFolder
+
+HEADER = (
+    "arm", "lr", "n", "validation %", "test %", "difference to {baseline}", "95% interval", "verdict", "paper %",
+)  # fmt: skip
+CURVES = (
+    ("loss", "Training loss", "cross-entropy, epoch mean", True),
+    ("validation", "Validation accuracy", "accuracy (%)", False),
+    ("alignment", "Alignment s", "s, epoch mean", False),
+    ("grad_norm", "Gradient norm", "|g|, epoch mean", True),
+)
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What is known of an arm: its finished trials, by seed."""
+
+    arm: Arm
+    lr: float | None
+    edge: bool  # the lr is at an edge of its grid
+    folders: dict[int, TrialFolder]
+    wanted: int
+
+    def values(self, key: str) -> dict[int, float]:
+        found = {seed: folder.result for seed, folder in self.folders.items()}
+        return {seed: result[key] for seed, result in found.items() if result is not None and key in result}
+
+
+def outcomes(plan: Plan) -> list[Outcome]:
+    found = []
+    for arm in plan.study.arms:
+        chosen, trials = plan.chosen(arm), plan.reported(arm) or []
+        folders = {trial["seed"]: TrialFolder(plan.root, trial) for trial in trials}
+        done = {seed: folder for seed, folder in folders.items() if folder.result is not None}
+        lr, edge = chosen if chosen is not None else (None, False)
+        found.append(Outcome(arm, lr, edge, done, len(plan.study.seeds)))
+    return found
+
+
+def table(plan: Plan) -> tuple[list[str], list[list[str]]]:
+    """Header and rows of a study."""
+    found = outcomes(plan)
+    values = {outcome.arm.name: outcome.values("validation") for outcome in found}
+    baseline = plan.study.baseline
+    differences = stats.compare(values, baseline) if values.get(baseline) else {}
+    rows = []
+    for outcome in found:
+        name = outcome.arm.name
+        difference, paper = differences.get(name), plan.study.paper.get(name)
+        lr = (
+            ""
+            if outcome.lr is None
+            else f"{outcome.lr:.3g}" + (" (at the edge of its grid)" if outcome.edge else "")
+        )
+        row = [name, lr, f"{len(values[name])} of {outcome.wanted}"]
+        row += [_shown(values[name]), _shown(outcome.values("test"))]
+        row += ["", "", ""] if difference is None else _difference(difference)
+        rows.append([*row, "" if paper is None else f"{paper[0]} ± {paper[1]}"])
+    return [column.format(baseline=baseline) for column in HEADER], rows
+
+
+def _shown(values: dict[int, float]) -> str:
+    if not values:
+        return "not run"
+    found = stats.summarise(list(values.values()))
+    return f"{found.mean:.2f}" + ("" if math.isnan(found.spread) else f" ± {found.spread:.2f}")
+
+
+def _difference(found: stats.Difference) -> list[str]:
+    interval = "" if math.isnan(found.low) else f"{found.low:+.2f} to {found.high:+.2f}"
+    return [f"{found.mean:+.2f}", interval, found.verdict]
+
+
+def curves(plan: Plan, key: str) -> Iterator[charts.Series]:
+    """A line for each arm that has the curve: mean over its seeds, band from least to greatest."""
+    for style, outcome in enumerate(outcomes(plan)):
+        runs = [folder.metrics() for folder in outcome.folders.values()]
+        runs = [run for run in runs if run and key in run[0]]
+        if not runs:
+            continue
+        epochs = [row["epoch"] for row in min(runs, key=len)]
+        columns = [[run[i][key] for run in runs] for i in range(len(epochs))]
+        yield charts.Series(
+            outcome.arm.name, epochs, [*map(mean, columns)], [*map(min, columns)], [*map(max, columns)], style
+        )
+
+
+# ---------------------------------------------------------------------- the page
+
+
+NOTES = (
+    "Outcome: the last epoch's validation accuracy, mean ± standard deviation over the seeds; test accuracy is read "
+    "once, at the end. Differences are taken seed by seed: for one seed all arms share the split, the initial weights "
+    "and the batches. Intervals are widened by Holm's method over the comparisons of a study. Equivalent: the interval "
+    f"lies within ±{stats.EQUIVALENT} points; undecided: neither that nor on one side of 0. TAM is said to help only "
+    "where it beats its controls."
+)
+
+
+def write(root: Path, target: Path) -> None:
+    """Writes the report of a folder: as Markdown where the file is called so, else as HTML."""
+    selections = remembered(root)
+    if not selections:
+        raise LabError(f"{root} has no runs.json: nothing was run there")
+    text = markdown(root, selections) if target.suffix == ".md" else html(root, selections)
+    target.write_text(text, encoding="utf-8")
+
+
+def html(root: Path, selections: Sequence[Selection]) -> str:
+    body = [f"<p>{escape(NOTES)}</p>"]
+    for selection in selections:
+        for plan in plans(selection, root):
+            header, rows = table(plan)
+            body += [f"<h2>{escape(plan.study.title)} (preset {escape(selection.preset)})</h2>"]
+            body += [charts.table(header, rows), '<div class="charts">']
+            for key, title, label, log in CURVES:
+                lines = list(curves(plan, key))
+                if lines:
+                    body.append(charts.line_chart(lines, title, "epoch", label, log_y=log))
+            body += ["</div>", _listed(facts(plan))]
+    return charts.page("Torque-aware momentum: the lab's report", "\n".join(body))
+
+
+def _listed(entries: dict[str, str]) -> str:
+    return "<dl>" + "".join(f"<dt>{escape(k)}</dt><dd>{escape(v)}</dd>" for k, v in entries.items()) + "</dl>"
+
+
+def facts(plan: Plan) -> dict[str, str]:
+    """What was run, where, and what was chosen where the paper is silent."""
+    folders = [folder for outcome in outcomes(plan) for folder in outcome.folders.values()]
+    results: list[dict[str, Any]] = [folder.result or {} for folder in folders]
+    machines = sorted({", ".join(f"{k} {v}" for k, v in result["machine"].items()) for result in results})
+    seconds = [result["timing"]["seconds"] for result in results]
+    return {
+        "workload": ", ".join(f"{k} {v}" for k, v in plan.study.workload.items()),
+        "machines": "; ".join(machines) or "none: nothing was run",
+        "time": f"{mean(seconds):.0f} s a trial" if seconds else "",
+        **plan.experiment.choices,
+    }
+
+
+def markdown(root: Path, selections: Sequence[Selection]) -> str:
+    lines = ["# The lab's report", "", NOTES]
+    for selection in selections:
+        for plan in plans(selection, root):
+            header, rows = table(plan)
+            lines += ["", f"## {plan.study.title} (preset {selection.preset})", ""]
+            lines += [_row(header), _row(["---"] * len(header)), *map(_row, rows), ""]
+            lines += [f"- **{k}**: {v}" for k, v in facts(plan).items()]
+    return "\n".join(lines) + "\n"
+
+
+def _row(cells: Sequence[str]) -> str:
+    return "| " + " | ".join(cells) + " |"

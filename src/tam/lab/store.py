@@ -1,0 +1,157 @@
+"""A trial's folder: its config, metrics as they come, checkpoints and the result.
+
+    trials/3f2a90c1d4e7/config.json        what determines the trial; its hash is the folder's name
+                        metrics.jsonl      a line an epoch
+                        checkpoint-*.pt    the last two, each with the digest of its content in its name
+                        result.json        when it is finished
+
+Whatever is written is written whole or not at all, so that a process can be killed at any moment.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import io
+import json
+import os
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+KEPT = 2  # checkpoints: the last one, and the one before it should that be damaged
+
+
+class LabError(RuntimeError):
+    """What stops a trial or a run, in words for the one who started it."""
+
+
+class BusyError(LabError):
+    """Another process works on the trial."""
+
+
+def key_of(config: Mapping[str, Any]) -> str:
+    """The name of a trial: a hash of its config."""
+    return hashlib.sha256(json.dumps(config, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Writes a file, or leaves the one that is there."""
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        with part.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    except OSError as error:
+        part.unlink(missing_ok=True)
+        raise _explained(error, path) from error
+
+
+def _explained(error: OSError, path: Path) -> LabError:
+    what = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else error.strerror
+    return LabError(
+        f"{path} cannot be written: {what}. Nothing is lost: what was saved before stands, and the same command goes "
+        "on from there"
+    )
+
+
+class TrialFolder:
+    """The folder of one trial."""
+
+    def __init__(self, root: Path, config: Mapping[str, Any]) -> None:
+        self.config, self.key = dict(config), key_of(config)
+        self.path = root / "trials" / self.key
+
+    # ------------------------------------------------------------------ result
+
+    @property
+    def result(self) -> dict[str, Any] | None:
+        """The result of a finished trial."""
+        try:
+            return dict(json.loads((self.path / "result.json").read_text(encoding="utf-8")))
+        except FileNotFoundError:
+            return None
+
+    def finish(self, result: Mapping[str, Any]) -> None:
+        """Writes the result; the checkpoints are no longer needed."""
+        write_whole(self.path / "result.json", _json(result))
+        for path in self._checkpoints():
+            path.unlink(missing_ok=True)
+
+    # ------------------------------------------------------------------ at work
+
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        """Inside, the trial is this process's alone."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            lock = (self.path / "lock").open("w")
+        except OSError as error:
+            raise _explained(error, self.path) from error
+        with lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise BusyError(f"another process works on {self.path}") from None
+            write_whole(self.path / "config.json", _json(self.config))
+            yield
+
+    def log(self, row: Mapping[str, Any]) -> None:
+        """Appends a line to the metrics."""
+        try:
+            with (self.path / "metrics.jsonl").open("ab") as file:
+                file.write(json.dumps(row).encode() + b"\n")
+        except OSError as error:
+            raise _explained(error, self.path / "metrics.jsonl") from error
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """The lines so far; a last one that was not written whole is left out."""
+        try:
+            lines = (self.path / "metrics.jsonl").read_bytes().split(b"\n")
+        except FileNotFoundError:
+            return []
+        return [json.loads(line) for line in lines[:-1]]
+
+    def save(self, epoch: int, state: Mapping[str, Any]) -> None:
+        """A checkpoint, from which `load` goes on after the given epoch."""
+        buffer = io.BytesIO()
+        torch.save(dict(state), buffer)
+        content = buffer.getvalue()
+        write_whole(self.path / f"checkpoint-{epoch:06d}-{_digest(content)}.pt", content)
+        for path in self._checkpoints()[KEPT:]:
+            path.unlink(missing_ok=True)
+
+    def load(self, device: torch.device) -> tuple[int, dict[str, Any]] | None:
+        """The epoch and state of the last checkpoint that is whole; metrics of later epochs are removed."""
+        found = None
+        for path in self._checkpoints():
+            _, epoch, digest = path.stem.split("-")
+            content = path.read_bytes()
+            if _digest(content) == digest:
+                state = torch.load(io.BytesIO(content), map_location=device, weights_only=True)
+                found = int(epoch), state
+                break
+            warnings.warn(f"{path} is damaged: going on from the checkpoint before it", stacklevel=2)
+        last = found[0] if found else 0
+        kept = [row for row in self.metrics() if row["epoch"] <= last]
+        write_whole(self.path / "metrics.jsonl", b"".join(json.dumps(row).encode() + b"\n" for row in kept))
+        return found
+
+    def _checkpoints(self) -> list[Path]:
+        """The newest first."""
+        return sorted(self.path.glob("checkpoint-*.pt"), reverse=True)
+
+
+def _json(value: Mapping[str, Any]) -> bytes:
+    return json.dumps(value, indent=1).encode() + b"\n"
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]
