@@ -42,7 +42,7 @@ def describe(plan: Plan) -> Iterator[str]:
 def _describe_options(to: type[Optimizer], old: dict[str, Any], new: dict[str, Any]) -> Iterator[str]:
     """What becomes of a group's options, but for lr and those that say how the step is computed."""
     unsaid = {"params", "param_names", "lr", "foreach", "fused", "capturable", "differentiable", "maximize"}
-    unsaid |= {"decoupled_weight_decay", *REFUSED}
+    unsaid |= {"decoupled_weight_decay", "shard_group", "whole_tensors", *REFUSED}
     for name in sorted(set(old) - unsaid):
         if name not in new:
             yield f"    {name} {_show(old[name])}: dropped, {to.__name__} has none"

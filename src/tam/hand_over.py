@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
+from tam.distributed import shards_of, tell_shards
 from tam.explanation import RATES, describe
 from tam.optimizers import TAM, AdaTAM
 from tam.optimizers.checkpoint import REFUSED
@@ -119,7 +120,9 @@ class Plan:
 
     def build(self) -> Optimizer:
         """The new optimizer, without state."""
-        return self.to(self.groups, **self.options)
+        built = self.to(self.groups, **self.options)
+        tell_shards(built, shards_of(self.source))
+        return built
 
     def __str__(self) -> str:
         return "\n".join(describe(self))

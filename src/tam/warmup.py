@@ -9,6 +9,7 @@ from torch import Tensor
 from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 
+from tam.distributed import shards_of, tell_shards
 from tam.hand_over import WARMUP, NoRuleError, Plan, carry, choose_buffers, plan, refuse
 from tam.optimizers.checkpoint import hooks_around_load
 from tam.transfer import check_alignment
@@ -62,6 +63,7 @@ class Warmup(Optimizer):
         self.param_groups, self.state = first.param_groups, first.state
         # Made once now, so that what cannot be done is known before the training begins.
         second = self._template = self._make_second()
+        tell_shards(first, shards_of(second))
         if choose_buffers(type(first), type(second), buffers) != "fresh":
             for i, (ours, theirs) in enumerate(_pairs(first, second)):
                 refuse(i, type(first), ours)
@@ -174,6 +176,7 @@ class Warmup(Optimizer):
         if not isinstance(second, Optimizer):
             raise TypeError(f"then must make an optimizer, but made a {type(second).__name__}")
         _check_same_parameters(self.first, second)
+        tell_shards(second, shards_of(self.first))
         return second
 
     def _plan(self, then: type[Optimizer]) -> Plan:

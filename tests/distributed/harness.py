@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,21 +13,27 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from tam.distributed import Exchange
 
 
 def on_ranks(worker: Callable[[], Any], ranks: int, folder: Path) -> list[Any]:
     """What the worker, a function of a module, returns on each rank."""
     context = multiprocessing.get_context("spawn")
     processes = [context.Process(target=_enter, args=(worker, i, ranks, folder)) for i in range(ranks)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(240)
+    deadline = time.monotonic() + 240
+    try:
+        for process in processes:
+            process.start()
+        for process in processes:
+            process.join(max(0.0, deadline - time.monotonic()))
+        codes = [process.exitcode for process in processes]
+    finally:
+        for process in processes:
+            process.kill()
     errors = [path.read_text() for path in sorted(folder.glob("error-*"))]
     assert not errors, "\n".join(errors)
-    codes = [process.exitcode for process in processes]
-    for process in processes:
-        process.kill()
     assert codes == [0] * ranks, codes
     return [torch.load(folder / f"result-{i}", weights_only=False) for i in range(ranks)]
 
@@ -45,18 +52,34 @@ def _enter(worker: Callable[[], Any], rank: int, ranks: int, folder: Path) -> No
     os._exit(0)  # at once: threads of the libraries may abort an interpreter that takes its time
 
 
+class Counting(TorchDispatchMode):
+    """Notes the size of what this rank brings to every collective but broadcasts, which are ZeRO's own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sizes: list[int] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace in ("c10d", "_c10d_functional") and not func.__name__.startswith("broadcast"):
+            found = [x for arg in args for x in (arg if isinstance(arg, (list, tuple)) else [arg])]
+            self.sizes.append(sum(x.numel() for x in found if isinstance(x, torch.Tensor)))
+        return func(*args, **(kwargs or {}))
+
+
 @contextmanager
 def counted() -> Iterator[list[int]]:
-    """The sizes of all tensors that are all-reduced inside."""
-    sizes: list[int] = []
-    original = dist.all_reduce
+    """The sizes of all that is exchanged inside, but for the first time the ranks compare their lists."""
+    original = Exchange.agree
+    with Counting() as counting:
 
-    def all_reduce(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        sizes.append(tensor.numel())
-        return original(tensor, *args, **kwargs)
+        def agree(*args: Any) -> Any:
+            known = len(counting.sizes)
+            found = original(*args)
+            del counting.sizes[known:]
+            return found
 
-    dist.all_reduce = all_reduce
-    try:
-        yield sizes
-    finally:
-        dist.all_reduce = original
+        Exchange.agree = agree  # type: ignore[method-assign]
+        try:
+            yield counting.sizes
+        finally:
+            Exchange.agree = original  # type: ignore[method-assign]

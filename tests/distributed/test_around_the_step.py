@@ -43,6 +43,41 @@ def recorded(wrap: Callable[[nn.Module], Any]) -> Any:
     return found
 
 
+def exchanged_by_a_recorder(wrap: Callable[[nn.Module], Any]) -> Any:
+    """Nothing for what the step knows by itself."""
+    found = []
+    for quantities in (["alignment", "grad_norm", "effective_lr"], ["momentum_norm"]):
+        model = net()
+        wrap(model)
+        optimizer = tam.TAM(groups(model), lr=0.05)
+        tam.Recorder(optimizer, quantities)
+        found.append([len(sizes) for sizes in train(model, optimizer, 3)])
+    return found
+
+
+def warmups_on_shards() -> Any:
+    """A Warmup's torch optimizer is recorded over all shards, too, whichever of the two was told of them."""
+    found = []
+    for kind in ("tam first", "sgd first"):
+        rows = []
+        for cut in (torch.clone, own_piece):
+            params: list[Any] = [nn.Parameter(cut(x)) for x in start()]
+            group: Any = {} if cut is torch.clone else {"shard_group": dist.group.WORLD}
+            if kind == "tam first":
+                optimizer = tam.Warmup(tam.TAM(params, lr=0.05, **group), torch.optim.SGD, 3)
+            else:
+                sgd = torch.optim.SGD(params, lr=0.05, momentum=0.9)
+                optimizer = tam.Warmup(sgd, lambda groups, g=group: tam.TAM(groups, lr=0.1, **g), 3)
+            recorder = tam.Recorder(optimizer)
+            for t in range(6):
+                for p, g in zip(params, gradients(t), strict=True):
+                    p.grad = cut(g)
+                optimizer.step()
+            rows.append([*recorder.rows()])
+        found.append((kind, *rows))
+    return found
+
+
 def recorded_shards() -> Any:
     """Pieces of one's own."""
     rows = []
@@ -170,6 +205,30 @@ def scaled() -> Any:
     return found
 
 
+def scaled_others(mesh: Any) -> Any:
+    """torch's optimizers, AngularGrad and a Warmup, with a gradient on rank 1 that is not finite."""
+    found = []
+    makers: list[Any] = [
+        lambda params: torch.optim.AdamW(params, lr=0.01),
+        lambda params: tam.AngularGrad(params, lr=0.01),
+        lambda params: tam.Warmup(tam.TAM(params, lr=0.1), torch.optim.SGD, 2),
+    ]
+    for make in makers:
+        p = nn.Parameter(distribute_tensor(torch.ones(4), mesh, [Shard(0)]))
+        optimizer, scaler = make([p]), GradScaler("cpu", init_scale=4.0)
+        trace = []
+        for t in range(3):
+            scaler.scale(torch.ones(()))
+            p.grad = distribute_tensor(torch.full((4,), 4.0), mesh, [Shard(0)])
+            if t == 1 and dist.get_rank() == 1:
+                p.grad._local_tensor[0] = torch.inf
+            scaler.step(optimizer)
+            scaler.update()
+            trace.append((whole(p).detach().clone(), float(scaler.get_scale())))
+        found.append(trace)
+    return found
+
+
 def two_ranks() -> Any:
     mesh = init_device_mesh("cpu", (2,))
 
@@ -178,7 +237,9 @@ def two_ranks() -> Any:
         fully_shard(model, mesh=mesh, ignored_params={model.scale})
 
     return {
-        "recorded": [*recorded(fsdp), recorded_shards()],
+        "recorded": [*recorded(fsdp), recorded_shards(), *warmups_on_shards()],
+        "exchanged": exchanged_by_a_recorder(fsdp),
+        "other scalers": scaled_others(mesh),
         "handed over": handed_over(fsdp),
         "scaled": scaled(),
     }
@@ -193,7 +254,15 @@ def test_two_ranks(tmp_path: Path) -> None:
                 assert a.keys() == b.keys()
                 for key in a:
                     x, y = (torch.as_tensor(v, dtype=torch.float64) for v in (a[key], b[key]))
-                    torch.testing.assert_close(y, x, rtol=2e-5, atol=2e-6, msg=f"{name} {key} {y} {x}")
+                    torch.testing.assert_close(
+                        y, x, rtol=2e-5, atol=2e-6, equal_nan=True, msg=f"{name} {key} {y} {x}"
+                    )
+        assert result["exchanged"] == [[1, 1, 1], [2, 2, 2]]
+        for trace, first in zip(result["other scalers"], results[0]["other scalers"], strict=True):
+            (a, _), (b, _), (c, _) = trace
+            assert torch.equal(a, b) and not torch.equal(b, c)
+            assert [scale for _, scale in trace] == [4.0, 2.0, 2.0]
+            assert all(torch.equal(x, y) for (x, _), (y, _) in zip(trace, first, strict=True))
         for kind, error, s, expected in result["handed over"]:
             assert error < 1e-5, (kind, error)
             torch.testing.assert_close(s, expected, rtol=0, atol=2e-6)

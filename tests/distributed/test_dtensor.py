@@ -10,7 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -147,6 +147,8 @@ def two_ranks() -> Any:
         "vote": refused(mesh, partial(tam.AngularGrad, vote=True)),
         "compiled": compiled(fsdp),
         "lists": [other_lists(mesh, kind) for kind in ("shape", "number")],
+        "plain state": plain_state(mesh),
+        "whole": whole_beside_dtensors(mesh),
     }
 
 
@@ -221,6 +223,49 @@ def other_lists(mesh: Any, kind: str) -> str:
     return ""
 
 
+def plain_state(mesh: Any) -> str:
+    """A checkpoint of whole tensors, loaded as it is."""
+    p = nn.Parameter(torch.ones(4))
+    p.grad = torch.ones(4)
+    single = tam.TAM([p])
+    single.step()
+    q = nn.Parameter(distribute_tensor(torch.ones(4), mesh, [Shard(0)]))
+    try:
+        tam.TAM([q]).load_state_dict(single.state_dict())
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+def whole_beside_dtensors(mesh: Any) -> Any:
+    """A tensor of this rank's alone, and a DTensor over the same ranks."""
+    generator, rank = torch.Generator().manual_seed(5), dist.get_rank()
+    start, grads = torch.randn(4, generator=generator), torch.randn(5, 3, 4, generator=generator)
+    alone = [nn.Parameter(start.clone()) for _ in range(3)]
+    own, shared = (
+        nn.Parameter(start.clone()),
+        nn.Parameter(distribute_tensor(start.clone(), mesh, [Shard(0)])),
+    )
+    found = []
+    for way in ({"foreach": False}, {"fused": True}):
+        for norm in (None, 0.5):
+            given = {"lr": 0.1, "scope": "tensor", "max_grad_norm": norm, **way}
+            single = tam.TAM(alone, **given)
+            together = tam.TAM([own, shared], **given, shard_group=dist.group.WORLD, whole_tensors=True)
+            for parts in grads:
+                for p, g in zip(alone, parts, strict=True):
+                    p.grad = g.clone()
+                own.grad = parts[rank].clone()
+                shared.grad = distribute_tensor(parts[2].clone(), mesh, [Shard(0)])
+                single.step()
+                together.step()
+            expected = single.alignment[[rank, 2]]
+            s = float((together.alignment - expected).abs().max())
+            size = float(together.grad_norm - single.grad_norm) if norm else 0.0
+            found.append((s, size, apart(shared, alone[2]), apart(own, alone[rank])))
+    return found
+
+
 def test_two_ranks(tmp_path: Path) -> None:
     results = on_ranks(two_ranks, 2, tmp_path)
     for name in ("loop", "foreach", "fused", "ignored", "tensor parallel"):
@@ -236,8 +281,10 @@ def test_two_ranks(tmp_path: Path) -> None:
         error, s, expected = result["compiled"]
         assert error < 1e-5 and abs(float(s - expected)) < 2e-6 and float(s) != 0
         shape, number = result["lists"]
-        assert "parameter 1 is (8, 2)" in shape and "on rank 1 and (6, 2)" in shape, shape
+        assert "parameter 1 is (8, 2)" in shape and "on rank 1, but parameter 1 is (6, 2)" in shape, shape
         assert number == "rank 1 has 3 parameters and rank 0 has 2"
+        assert "load it with torch.distributed.checkpoint's set_optimizer_state_dict" in result["plain state"]
+        assert all(max(map(abs, errors)) < 1e-5 for errors in result["whole"]), result["whole"]
 
 
 # ---------------------------------------------------------------------- four ranks
@@ -260,14 +307,47 @@ def four_ranks() -> Any:
         fully_shard(model.three, mesh=mesh["outer"])
 
     return {
+        "lists": one_more(mesh),
+        "outside": outside_of_a_mesh(),
         "hybrid": compare(hybrid, {}),
         "both": compare(both, {}),
         "two meshes": compare(two_meshes, {}),
     }
 
 
+def one_more(mesh: Any) -> str:
+    """Rank 1 has a parameter more; ranks that share no group with it must hear of it, too."""
+    count = 2 + (dist.get_rank() == 1)
+    params = [nn.Parameter(distribute_tensor(torch.ones(4, 4), mesh, [Shard(0), Shard(1)])) for _ in range(2)]
+    if count == 3:
+        params.append(nn.Parameter(DTensor.from_local(torch.ones(2, 2), mesh, [Shard(0), Shard(1)])))
+    for p in params:
+        p.grad = DTensor.from_local(torch.ones_like(p.to_local()), mesh, p.placements)
+    try:
+        tam.TAM(params).step()
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+def outside_of_a_mesh() -> Any:
+    """Ranks 2 and 3 have nothing of the DTensor, but a replicated parameter beside it."""
+    mesh = DeviceMesh("cpu", [0, 1])
+    p = nn.Parameter(distribute_tensor(torch.ones(4), mesh, [Shard(0)]))
+    q = nn.Parameter(torch.ones(2))
+    q.grad = torch.ones(2)
+    if mesh.get_coordinate() is not None:
+        p.grad = distribute_tensor(torch.ones(4), mesh, [Shard(0)])
+    optimizer = tam.TAM([p, q], scope="tensor")
+    optimizer.step()
+    return q.detach().clone()
+
+
 def test_four_ranks(tmp_path: Path) -> None:
     results = on_ranks(four_ranks, 4, tmp_path)
+    for result in results:
+        assert "rank 1 has 3" in result["lists"], result["lists"]
+        assert torch.equal(result["outside"], results[0]["outside"])
     check([result["hybrid"] for result in results], collectives=1)  # none over replicas
     check([result["both"] for result in results], collectives=2)  # one for each dimension of the mesh
     check([result["two meshes"] for result in results], collectives=3)

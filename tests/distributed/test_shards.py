@@ -17,6 +17,7 @@ from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
 import tam
+from tam.distributed import GradScaler
 from tam.kernels import way_of
 from tests.distributed.harness import counted, on_ranks
 from tests.distributed.test_dtensor import apart, groups, net, train
@@ -188,7 +189,83 @@ def on_three() -> Any:
                 found["zero"].append(zero(cls, options_of(cls, way, **extra)))
     found["lists"] = other_options()
     found["copies"] = copies()
+    found["few"] = [fewer_tensors_than_ranks(norm) for norm in (None, 1.0)]
+    found["dtypes"] = other_dtypes()
+    found["refused"] = refused_late()
+    found["scaler"] = scaler_without_gradients()
     return found
+
+
+def fewer_tensors_than_ranks(max_grad_norm: float | None) -> Any:
+    """Of two tensors rank 2 owns none, and its alignment is empty."""
+    torch.manual_seed(0)
+    model = nn.Linear(5, 1)
+    sharded = partial(tam.TAM, shard_group=dist.group.WORLD, whole_tensors=True)
+    optimizer = ZeroRedundancyOptimizer(
+        model.parameters(), optimizer_class=sharded, lr=0.1, scope="tensor", max_grad_norm=max_grad_norm
+    )
+    recorder = tam.Recorder(optimizer.optim, ["alignment", "update_norm"])
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.ones(2, 5)).square().mean().backward()
+        optimizer.step()
+    return optimizer.optim.alignment, recorder["update_norm"]
+
+
+def other_dtypes() -> Any:
+    """s is one number of one dtype, whatever a rank's own parameters are; the last rank has none."""
+    found = []
+    for dtypes in ((torch.float64, torch.float32), (torch.float64, torch.float64)):
+        rank = dist.get_rank()
+        params = [nn.Parameter(torch.ones(3, dtype=dtypes[rank]))] if rank < 2 else []
+        optimizer = tam.TAM([{"params": params}], lr=0.1, shard_group=dist.group.WORLD)
+        for t in range(4):
+            for p in params:
+                p.grad = torch.arange(3, dtype=p.dtype) - t * (rank + 0.3)
+            optimizer.step()
+        found.append(optimizer.alignment)
+    return found
+
+
+def refused_late() -> list[str]:
+    """scope='tensor' by the groups, afterwards, and differentiable=True."""
+    group, found = dist.group.WORLD, []
+
+    def late() -> None:
+        optimizer = tam.TAM([p], shard_group=group)
+        optimizer.param_groups[0]["scope"] = "tensor"
+        optimizer.step()
+
+    p = nn.Parameter(torch.ones(2))
+    p.grad = torch.ones(2)
+    tries: list[Any] = [
+        lambda: tam.TAM([{"params": [p], "scope": "tensor"}], shard_group=group).step(),
+        late,
+        lambda: tam.TAM([p], shard_group=group, differentiable=True).step(),
+    ]
+    for attempt in tries:
+        try:
+            attempt()
+            found.append("")
+        except (ValueError, RuntimeError) as error:
+            found.append(str(error))
+    return found
+
+
+def scaler_without_gradients() -> Any:
+    """Rank 1 has none; rank 2 finds one that is not finite in the second step."""
+    p = nn.Parameter(torch.ones(2))
+    optimizer = tam.TAM([p], lr=0.1, shard_group=dist.group.WORLD)
+    scaler = GradScaler("cpu", init_scale=4.0)
+    trace = []
+    for t in range(3):
+        scaler.scale(torch.ones(()))
+        if dist.get_rank() != 1:
+            p.grad = torch.full((2,), math.inf if t == 1 and dist.get_rank() == 2 else 4.0)
+        scaler.step(optimizer)
+        scaler.update()
+        trace.append((float(p.detach()[0]), float(scaler.get_scale()), float(optimizer.alignment)))
+    return trace
 
 
 def other_options() -> str:
@@ -247,6 +324,20 @@ def test_three_ranks(tmp_path: Path) -> None:
             assert saved is None or len(set(saved)) == 1
             assert rank == 2 or float(before[0]) != 0
         assert result["lists"] == "smoothing is 0.5 on rank 1 and 0.9 on rank 0"
+        for s, update in result["few"]:
+            assert s.shape == ((1,) if rank < 2 else (0,)) and bool((update > 0).all())
+            assert torch.equal(update, results[0]["few"][0][1]) or s.shape == (0,) or rank
+        for s, expected in zip(result["dtypes"], results[0]["dtypes"], strict=True):
+            assert s.dtype == expected.dtype and torch.equal(s, expected) and float(s) != 0
+        assert [s.dtype for s in result["dtypes"]] == [torch.float32, torch.float64]
+        assert all("say whole_tensors=True" in text for text in result["refused"][:2]), result["refused"]
+        assert "differentiable=True cannot be done" in result["refused"][2]
+        for (p, scale, s), (_, expected_scale, expected) in zip(
+            result["scaler"], results[0]["scaler"], strict=True
+        ):
+            assert (scale, s) == (expected_scale, expected) and (rank != 1 or p == 1.0)
+        moved = [p for p, _, _ in result["scaler"]]
+        assert rank == 1 or (moved[0] == moved[1] > moved[2]), moved
         complaint, stored, *s, norm = result["copies"]
         assert "a pickle does not take a process group along" in complaint and not stored
         assert float(s[0]) != 0 and torch.equal(s[0], s[1]) and torch.equal(s[0], s[2])

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from tam.distributed import Exchange, is_sharded, local, local_gradient
+from tam.distributed import Exchange, arrived, is_sharded, local, local_gradient
 from tam.kernels import native
 from tam.kernels.tables import KINDS, Option, Row, Segment
 from tam.kernels.torque import Rule
@@ -226,6 +226,9 @@ class Fused:
             gradients = [-1 if g is None else g.data_ptr() for g in grads]
             if max(gradients) < 0 and self.exchange is None:
                 return True
+        if 0 in gradients:  # empty ones, or such as wrap another tensor
+            grads = [g if g is None else arrived(local(g)) for g in grads]
+            gradients = [-1 if g is None else g.data_ptr() for g in grads]
         scale, inf = (_scalar(getattr(optimizer, name, None), norm) for name in ("grad_scale", "found_inf"))
         copies: list[Tensor] = []
         if self.backend.capturing():
@@ -284,8 +287,9 @@ def alike(x: Tensor, p: Tensor) -> bool:
     )
 
 
-def _scalar(x: Tensor | None, norm: Tensor) -> Tensor | None:
-    return None if x is None else x.to(norm.device, torch.float32)
+def _scalar(x: Any, norm: Tensor) -> Tensor | None:
+    """GradScaler's; a number where it has seen no gradient."""
+    return None if x is None else torch.as_tensor(x, dtype=torch.float32, device=norm.device)
 
 
 def _lay_out(p: Tensor, state: dict[str, Tensor], keys: tuple[str, ...]) -> None:

@@ -64,15 +64,11 @@ def step_together(
     for bucket in buckets:
         _collect(exchange, bucket, measure(ops, rule, bucket).to(sums.device), sums)
     exchange.add_up(sums, found_inf)
-    if found_inf is not None and float(sums[-1, FOUND_INF]) != 0:  # GradScaler waits for this value, too
+    # GradScaler waits for this value, too; on a CPU nobody has to.
+    if (found_inf is not None or sums.is_cpu) and float(sums[-1, FOUND_INF]) != 0:
         return None
-    by_segment = torch.split(sums[:-1], exchange.counts())
-    totals = torch.stack([shares.sum(0) for shares in by_segment])
-    before = torch.stack([s.to(sums.device) for s in alignments])
-    moved = (totals[:, PRESENT] > 0) & (sums[-1, FOUND_INF] == 0)
-    s = torch.where(moved, settle(totals[:, :PRESENT], before, rule.smoothing), before)
-    torch._foreach_copy_(alignments, list(s.unbind()))
-    d, damping = (1 + s.to(sums.dtype)) / 2, []
+    d = _settle_together(rule, exchange, sums, alignments) if alignments else sums.new_empty(0)
+    damping = []
     for bucket in buckets:
         segments = [exchange.shares[share][0] for share in bucket.shares]
         own = d[exchange.index(segments, d.device)] if rule.scope == "tensor" else d[segments[0]]
@@ -80,6 +76,17 @@ def step_together(
     norm = sums[-1, GG].sqrt()
     finish(ops, rule, buckets, damping, norm)
     return norm
+
+
+def _settle_together(rule: Rule, exchange: Exchange, sums: Tensor, alignments: list[Tensor]) -> Tensor:
+    """Writes every segment's s; returns d of each."""
+    totals = torch.stack([shares.sum(0) for shares in torch.split(sums[:-1], exchange.counts)])
+    before = torch.stack([s.to(sums.device) for s in alignments])
+    # A rank that has no GradScaler does not read the others' verdict, but s it must keep as they do.
+    moved = (totals[:, PRESENT] > 0) & (sums[-1, FOUND_INF] == 0)
+    s = torch.where(moved, settle(totals[:, :PRESENT], before, rule.smoothing), before)
+    torch._foreach_copy_(alignments, list(s.unbind()))
+    return (1 + s.to(sums.dtype)) / 2
 
 
 def _collect(exchange: Exchange, bucket: Bucket, measured: Tensor, sums: Tensor) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch._compile import _disable_dynamo
 from torch.optim.optimizer import ParamsT
 
-from tam.distributed import Exchange, ShardGroup, is_sharded
+from tam.distributed import Exchange, Known, ShardGroup, is_sharded, local
 from tam.kernels import torque
 from tam.kernels.arithmetic import Arithmetic
 from tam.kernels.bucket import Bucket
@@ -37,6 +37,7 @@ class TorqueOptimizer(Base):
         self._fused: Fused | None = None  # the tables of the fused step
         self._exchange: Exchange | None = None  # with other ranks; it may have nothing to exchange
         self._kept: dict[int, Tensor] = {}  # s of segments of which this rank has no state, but others have
+        self._narrow: set[int] = set()  # segments whose s is float32 because of other ranks' parameters
         self._captured: list[Any] = []  # what CUDA graphs that captured a step will read
 
     @property
@@ -65,7 +66,7 @@ class TorqueOptimizer(Base):
 
     @shard_group.setter
     def shard_group(self, group: Any) -> None:
-        whole = self._shards is not None and self._shards.whole_tensors
+        whole = group is not None and self._shards is not None and self._shards.whole_tensors
         self._shards = ShardGroup.of(group, whole, self.param_groups[0]["scope"])
 
     @property
@@ -83,21 +84,43 @@ class TorqueOptimizer(Base):
     def exchange_at_hand(self) -> Exchange | None:
         if not self._in_pieces():
             return None
-        norm, inf = self.param_groups[0]["max_grad_norm"], getattr(self, "found_inf", None)
-        return self.exchange if self.exchange.needed(norm, inf) else None
+        exchange, inf = self.exchange, getattr(self, "found_inf", None)
+        return exchange if exchange.needed(self.param_groups[0]["max_grad_norm"], inf) else None
 
     def alignments(self) -> list[Tensor]:
         """Each segment's s, in tensors that stay; before the first step the ranks agree on them."""
+        if not self.exchange.checked:
+            self._agree()
+        return self.segment_alignments()
+
+    def _agree(self) -> None:
         exchange, segments, s = self.exchange, self.segments(), self.segment_alignments()
-        if not exchange.checked:
-            known = [any(self.state.get(p) for p in segment) for segment in segments]
-            options = {name: self.param_groups[0][name] for name in ("scope", "smoothing", "max_grad_norm")}
-            options["the number of groups"] = len(self.param_groups)
-            agreed = exchange.agree([float(x) if k else None for x, k in zip(s, known, strict=True)], options)
-            for k, segment in enumerate(segments):
-                if not known[k]:
-                    self._kept[k] = s[k] = _zero(segment, exchange.device).fill_(agreed[k])
-        return s
+        known = [
+            Known(
+                float(x) if any(self.state.get(p) for p in segment) else None,
+                _scalar_dtype(segment) == torch.float64 if segment else None,
+            )
+            for x, segment in zip(s, segments, strict=True)
+        ]
+        apart = ("foreach", "fused", "differentiable")  # ranks may do the step in different ways
+        options = {name: self.param_groups[0][name] for name in self.shared_options if name not in apart}
+        options |= {"the optimizer": type(self).__name__, "the number of groups": len(self.param_groups)}
+        agreed = exchange.agree(known, options)
+        self._narrow = {k for k, x in enumerate(agreed) if not x.wide}
+        for k, (segment, mine, now) in enumerate(zip(segments, known, agreed, strict=True)):
+            if mine.s is None:
+                home = exchange.device if not segment else local(segment[0]).device
+                self._kept[k] = torch.zeros((), dtype=self._dtype_of(k, segment), device=home).fill_(
+                    now.s or 0.0
+                )
+        self._follow_parameters()
+        for x, now in zip(self.segment_alignments(), agreed, strict=True):
+            if now.s is not None:
+                x.fill_(now.s)  # to the bit
+
+    def _dtype_of(self, k: int, segment: list[Tensor]) -> torch.dtype:
+        """Of s of segment k: float64 where all parameters are, other ranks' too."""
+        return torch.float32 if k in self._narrow else _scalar_dtype(segment)
 
     # ------------------------------------------------------------------ the fused way
 
@@ -138,7 +161,7 @@ class TorqueOptimizer(Base):
     def _follow_parameters(self) -> None:
         """Brings state to the devices of parameters that were moved, and s to their dtype."""
         moved = False
-        for segment in self.segments():
+        for k, segment in enumerate(self.segments()):
             members = [p for p in segment if self.state.get(p)]
             for p in members:
                 state = self.state[p]
@@ -150,7 +173,7 @@ class TorqueOptimizer(Base):
                 s = self.state[members[0]]["alignment"]
                 # ZeroRedundancyOptimizer loads state by itself: each parameter then has a copy of s.
                 moved |= any(self.state[p]["alignment"] is not s for p in members)
-                moved |= s.device.type != members[0].device.type or s.dtype != _scalar_dtype(segment)
+                moved |= s.device.type != members[0].device.type or s.dtype != self._dtype_of(k, segment)
         if moved:
             params = [p for group in self.param_groups for p in group["params"]]
             self._share({p: self.state[p]["alignment"] for p in params if self.state.get(p)})
@@ -198,6 +221,8 @@ class TorqueOptimizer(Base):
         s = self.segment_alignments()
         if self.param_groups[0]["scope"] == "global":
             return s[0].clone()
+        if not s:  # a rank without tensors, beside others that have some
+            return torch.zeros(0)
         return torch.stack([x.to(s[0].device) for x in s])
 
     @property
@@ -261,11 +286,11 @@ class TorqueOptimizer(Base):
 
     def _share(self, alignment: dict[Tensor, Tensor]) -> None:
         """Gives the parameters of each segment that have state one tensor, with the given s."""
-        for segment in self.segments():
+        for k, segment in enumerate(self.segments()):
             members = [p for p in segment if self.state.get(p)]
             if not members:
                 continue
-            shared = torch.zeros((), dtype=_scalar_dtype(segment), device=members[0].device)
+            shared = torch.zeros((), dtype=self._dtype_of(k, segment), device=members[0].device)
             for p in members:
                 self.state[p]["alignment"] = shared
             known = next((alignment[p] for p in members if p in alignment), None)
@@ -303,6 +328,8 @@ class TorqueOptimizer(Base):
     def check_step(self) -> None:
         super().check_step()
         first = self.param_groups[0]
+        if first["differentiable"] and self._shards is not None:
+            raise RuntimeError("with shard_group differentiable=True cannot be done")
         if first["max_grad_norm"] is not None:
             self._check_one_kind_of_device("max_grad_norm", self.param_groups)
         if first["scope"] == "global":
@@ -325,15 +352,24 @@ class TorqueOptimizer(Base):
 
     def __getstate__(self) -> dict[str, Any]:
         fresh: dict[str, Any] = {"_fused": None, "_captured": [], "_exchange": None}
-        kept = {name: self.__dict__[name] for name in ("_grad_norm", "_shards", "_kept")}
+        kept = {name: self.__dict__[name] for name in ("_grad_norm", "_shards", "_kept", "_narrow")}
         return {**super().__getstate__(), **kept, **fresh}
 
     def check_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         saved = self._saved_alignment(checkpoint)
         ours = "smoothing" in checkpoint["param_groups"][0]
         for p, key in self._saved_keys(checkpoint):
-            if ours and checkpoint["state"].get(key) and p not in saved:
+            state = checkpoint["state"].get(key) or {}
+            if ours and state and p not in saved:
                 raise ValueError(f"the checkpoint has state but no alignment for parameter {key}")
+            plain = [
+                name for name, x in state.items() if isinstance(x, Tensor) and x.ndim and not is_sharded(x)
+            ]
+            if is_sharded(p) and plain:
+                raise ValueError(
+                    f"parameter {key} is sharded (a DTensor), but its {plain[0]} in the checkpoint is not: "
+                    "load it with torch.distributed.checkpoint's set_optimizer_state_dict"
+                )
         for segment in self.segments():
             values = {float(saved[p]) for p in segment if p in saved}
             if len(values) > 1:
@@ -354,7 +390,7 @@ class TorqueOptimizer(Base):
         """Each parameter's alignment as the checkpoint has it, not cast to the parameter's dtype."""
         found = {}
         for p, key in self._saved_keys(checkpoint):
-            s = checkpoint["state"].get(key, {}).get("alignment")
+            s = (checkpoint["state"].get(key) or {}).get("alignment")
             if s is None:
                 continue
             if not isinstance(s, Tensor) or s.numel() != 1 or not -1 <= float(s) <= 1:
@@ -369,10 +405,10 @@ class TorqueOptimizer(Base):
             yield from zip(own["params"], saved["params"], strict=True)
 
 
-def _zero(params: list[Tensor], device: torch.device | None = None) -> Tensor:
+def _zero(params: list[Tensor]) -> Tensor:
     """A scalar for these parameters, on the device of the first that has a gradient."""
     home = next((p for p in params if p.grad is not None), params[0] if params else None)
-    return torch.zeros((), dtype=_scalar_dtype(params), device=device if home is None else home.device)
+    return torch.zeros((), dtype=_scalar_dtype(params), device=None if home is None else home.device)
 
 
 def _scalar_dtype(params: list[Tensor]) -> torch.dtype:

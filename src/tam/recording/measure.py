@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from tam.distributed import exchange_of, is_sharded, local, local_gradient
+from tam.distributed import Exchange, exchange_of, is_sharded, local, local_gradient, shards_of
 from tam.kernels.arithmetic import accumulator
 from tam.kernels.fused import dense, obstacle
 from tam.optimizers.torque import TorqueOptimizer
@@ -42,8 +42,8 @@ class Observer(Protocol):
 def observer(optimizer: Optimizer, wanted: set[str]) -> Observer:
     """The fastest way to measure "cosine", "momentum" and "update", as far as they are wanted."""
     params = params_of(optimizer)
-    in_pieces = getattr(optimizer, "_shards", None) is not None or any(map(is_sharded, params))
-    if not in_pieces and params[0].is_cuda and obstacle(params) is None:
+    in_pieces = shards_of(optimizer) is not None or any(map(is_sharded, params))
+    if params and not in_pieces and params[0].is_cuda and obstacle(params) is None:
         from tam.recording.cuda import Kernels
 
         return Kernels(optimizer, wanted)
@@ -61,14 +61,17 @@ class Operations:
         self.wanted = wanted
         self.width = 0
         self.copies: list[Tensor] = []
-        self.sums = Sums(optimizer)
-        self.device = self.sums.device
+        self.exchange = exchange_of(optimizer)
+        self.device = self.exchange.device or torch.device("cpu")
+        self.sums = Sums(self.exchange)
 
     @torch.no_grad()
     def before(self, optimizer: Optimizer) -> None:
         readings = len(optimizer.segments()) + 1 if isinstance(optimizer, TorqueOptimizer) else 3
         self.width = readings + NORMS
-        self.sums = Sums(optimizer)
+        if not self.exchange.fits([params_of(optimizer)], "global", shards_of(optimizer)):
+            self.exchange = exchange_of(optimizer)
+        self.sums = Sums(self.exchange)
         if "update" in self.wanted:
             pieces = [*map(local, params_of(optimizer))]
             if [*map(_layout, pieces)] != [*map(_layout, self.copies)]:
@@ -109,7 +112,10 @@ class Operations:
                 update = local(p).to(wide) - copy.to(wide)
                 self.sums.add(p, 4, dot(update, update))
                 self.sums.add(p, 5, dot(copy, copy))
-        totals = self.sums.totals().to(row)
+        torque = isinstance(optimizer, TorqueOptimizer)
+        # Nothing is exchanged for what the step itself knows.
+        measured = {"momentum", "update"} & self.wanted or ("cosine" in self.wanted and not torque)
+        totals = self.sums.totals(row.device) if measured else row.new_zeros(6)
         found = [totals]
         if isinstance(optimizer, TorqueOptimizer):
             found = [optimizer.alignment.reshape(-1), _norm_of(optimizer).reshape(1), totals[3:]]
@@ -122,16 +128,15 @@ class Operations:
 class Sums:
     """Six sums over all parameters, wherever their pieces lie."""
 
-    def __init__(self, optimizer: Optimizer) -> None:
-        self.exchange = exchange_of(optimizer)
-        self.device = self.exchange.device or torch.device("cpu")
-        self.found: list[list[list[Tensor]]] = [[[] for _ in range(6)] for _ in self.exchange.shares]
+    def __init__(self, exchange: Exchange) -> None:
+        self.exchange = exchange
+        self.found: list[list[list[Tensor]]] = [[[] for _ in range(6)] for _ in exchange.shares]
 
     def add(self, p: Tensor, column: int, number: Tensor) -> None:
         self.found[self.exchange.share_of[p]][column].append(number)
 
-    def totals(self) -> Tensor:
-        like = torch.empty(0, dtype=accumulator(self.device), device=self.device)
+    def totals(self, device: torch.device) -> Tensor:
+        like = torch.empty(0, dtype=accumulator(device), device=device)
         rows = [torch.stack([total(column, like) for column in share]) for share in self.found]
         sums = torch.stack(rows)
         self.exchange.reduce(sums)
