@@ -10,6 +10,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed._functional_collectives import all_reduce
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
@@ -149,6 +150,7 @@ def two_ranks() -> Any:
         "lists": [other_lists(mesh, kind) for kind in ("shape", "number")],
         "plain state": plain_state(mesh),
         "whole": whole_beside_dtensors(mesh),
+        "on its way": gradients_on_their_way(),
     }
 
 
@@ -237,6 +239,19 @@ def plain_state(mesh: Any) -> str:
     return ""
 
 
+def gradients_on_their_way() -> Any:
+    """A plain parameter whose gradient comes from a collective that nobody has waited for."""
+    found = []
+    for way in ({"foreach": False}, {"fused": True}):
+        p = nn.Parameter(torch.ones(3))
+        optimizer = tam.TAM([p], lr=0.1, **way)
+        for _ in range(2):
+            p.grad = all_reduce(torch.full((3,), 1.0 + dist.get_rank()), "sum", dist.group.WORLD)
+            optimizer.step()
+        found.append((p.detach().clone(), float(optimizer.grad_norm)))
+    return found
+
+
 def whole_beside_dtensors(mesh: Any) -> Any:
     """A tensor of this rank's alone, and a DTensor over the same ranks."""
     generator, rank = torch.Generator().manual_seed(5), dist.get_rank()
@@ -285,6 +300,9 @@ def test_two_ranks(tmp_path: Path) -> None:
         assert number == "rank 1 has 3 parameters and rank 0 has 2"
         assert "load it with torch.distributed.checkpoint's set_optimizer_state_dict" in result["plain state"]
         assert all(max(map(abs, errors)) < 1e-5 for errors in result["whole"]), result["whole"]
+        (loop, norm), (fused, same) = result["on its way"]
+        torch.testing.assert_close(loop, fused)
+        assert norm == same and abs(norm - 3 * 3**0.5) < 1e-5
 
 
 # ---------------------------------------------------------------------- four ranks

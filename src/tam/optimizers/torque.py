@@ -37,7 +37,9 @@ class TorqueOptimizer(Base):
         self._fused: Fused | None = None  # the tables of the fused step
         self._exchange: Exchange | None = None  # with other ranks; it may have nothing to exchange
         self._kept: dict[int, Tensor] = {}  # s of segments of which this rank has no state, but others have
-        self._narrow: set[int] = set()  # segments whose s is float32 because of other ranks' parameters
+        self._wide: dict[
+            int, bool
+        ] = {}  # whether s is float64 by all ranks' parameters, where they have agreed
         self._captured: list[Any] = []  # what CUDA graphs that captured a step will read
 
     @property
@@ -106,7 +108,7 @@ class TorqueOptimizer(Base):
         options = {name: self.param_groups[0][name] for name in self.shared_options if name not in apart}
         options |= {"the optimizer": type(self).__name__, "the number of groups": len(self.param_groups)}
         agreed = exchange.agree(known, options)
-        self._narrow = {k for k, x in enumerate(agreed) if not x.wide}
+        self._wide = {k: bool(x.wide) for k, x in enumerate(agreed)}
         for k, (segment, mine, now) in enumerate(zip(segments, known, agreed, strict=True)):
             if mine.s is None:
                 home = exchange.device if not segment else local(segment[0]).device
@@ -120,7 +122,10 @@ class TorqueOptimizer(Base):
 
     def _dtype_of(self, k: int, segment: list[Tensor]) -> torch.dtype:
         """Of s of segment k: float64 where all parameters are, other ranks' too."""
-        return torch.float32 if k in self._narrow else _scalar_dtype(segment)
+        here = _scalar_dtype(segment)
+        if k not in self._wide or (segment and here == torch.float32):
+            return here
+        return torch.float64 if self._wide[k] else torch.float32
 
     # ------------------------------------------------------------------ the fused way
 
@@ -352,7 +357,7 @@ class TorqueOptimizer(Base):
 
     def __getstate__(self) -> dict[str, Any]:
         fresh: dict[str, Any] = {"_fused": None, "_captured": [], "_exchange": None}
-        kept = {name: self.__dict__[name] for name in ("_grad_norm", "_shards", "_kept", "_narrow")}
+        kept = {name: self.__dict__[name] for name in ("_grad_norm", "_shards", "_kept", "_wide")}
         return {**super().__getstate__(), **kept, **fresh}
 
     def check_checkpoint(self, checkpoint: dict[str, Any]) -> None:
