@@ -34,13 +34,13 @@ def is_sharded(x: Any) -> bool:
 
 def local(x: Tensor) -> Tensor:
     """This rank's piece of a DTensor, which shares its memory; any other tensor itself."""
-    return arrived(x._local_tensor) if is_sharded(x) else x
+    return arrived(x._local_tensor) if is_sharded(x) else x  # type: ignore[attr-defined]
 
 
 def arrived(x: Tensor) -> Tensor:
     """The tensor, once the collective it comes from is done; any other itself."""
     wait = getattr(x, "trigger_wait", None)
-    return x if wait is None else wait()  # type: ignore[no-any-return]
+    return x if wait is None else wait()
 
 
 def local_gradient(p: Tensor, gradient: Tensor) -> Tensor:

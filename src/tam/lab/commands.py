@@ -98,10 +98,8 @@ def status(folder: Annotated[Path, typer.Argument(help="The --out of a run.")]) 
             raise LabError(f"{folder} has no runs.json: nothing was run there")
         for selection in selections:
             for plan in runner.plans(selection, folder):
-                left = len(plan.to_run())
-                print(
-                    f"{selection.experiment} {selection.preset} {plan.study.name}: {left or 'no'} trials to run"
-                )
+                left = len(plan.to_run()) or "no"
+                print(f"{selection.experiment} {selection.preset} {plan.study.name}: {left} trials to run")
                 for outcome in reports.outcomes(plan):
                     print(f"  {outcome.arm.name}: {len(outcome.folders)} of {outcome.wanted} seeds")
     except LabError as error:

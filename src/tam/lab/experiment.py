@@ -1,8 +1,8 @@
 """What an experiment is, and which trials it needs.
 
-An experiment has studies (CIFAR-10 with ResNet18 is one): a workload and arms that are compared on it. Of each
-arm the lr is chosen on the validation images with tuning seeds; the arms are then compared at those lrs with other
-seeds, whose test images are read once, at the end.
+An experiment has studies (CIFAR-10 with ResNet18 is one): a workload and arms that are compared on it. Of
+each arm the lr is chosen on the validation images with tuning seeds; the arms are then compared at those lrs
+with other seeds, whose test images are read once, at the end.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ class Plan:
     # The choice of lr.
 
     def grid(self, arm: Arm) -> list[float]:
-        """The learning rates of an arm, ascending; extended alike for all arms where a winner is at an edge."""
+        """The learning rates of an arm, ascending; all grids are extended where a winner is at an edge."""
         lrs = sorted(arm.lrs)
         if self.study.extend and len(lrs) > 1:
             low, high = self._extensions()

@@ -1,9 +1,9 @@
 """Training of an image classifier: a trial of the paper's section on image classification.
 
-Data lies on the device, and so do the draws of an epoch: the order of the images, their shifts and flips. They
-depend on the seed and the epoch alone, so that a trial goes on after a kill as if nothing had been, and all arms
-of a seed see the same. On a GPU the whole step (augment, forward, backward, optimizer) is one CUDA graph; on a
-CPU the same function runs as it is.
+Data lies on the device, and so do the draws of an epoch: the order of the images, their shifts and flips.
+They depend on the seed and the epoch alone, so that a trial goes on after a kill as if nothing had been, and
+all arms of a seed see the same. On a GPU the whole step (augment, forward, backward, optimizer) is one CUDA
+graph; on a CPU the same function runs as it is.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class Training:
         cuda = device.type == "cuda"
         self.dtype = torch.bfloat16 if cuda else torch.float32
         if cuda:
-            self.model = self.model.to(memory_format=torch.channels_last)
+            self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.mean, self.std = (
             torch.tensor(x, device=device)[:, None, None] for x in (self.data.mean, self.data.std)
         )
@@ -201,9 +201,9 @@ class Training:
         loss = self.loss_of(
             self.images[chosen], self.labels[chosen], self.draws.shift[rows], self.draws.flip[rows]
         )
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         with torch.no_grad():
-            params = list(self.model.parameters())
+            params: list[Tensor] = list(self.model.parameters())
             grads = [p.grad for p in params if p.grad is not None]
             norm = torch.stack(torch._foreach_norm(grads)).norm()
             if self.decay:
@@ -230,7 +230,7 @@ class Training:
         """In percent."""
         self.model.eval()
         right = torch.zeros((), device=self.device)
-        for x, y in zip(images.split(2000), labels.split(2000), strict=True):
+        for x, y in zip(torch.split(images, 2000), torch.split(labels, 2000), strict=True):
             x = normalise(x.to(self.device), self.mean, self.std)
             with torch.autocast(self.device.type, self.dtype, enabled=self.dtype is torch.bfloat16):
                 right += (self.model(x).argmax(1) == y.to(self.device)).sum()
@@ -259,9 +259,9 @@ def run(
     device: torch.device,
     save_every: float = 60.0,
 ) -> Iterator[Progress | None]:
-    """Trains, from the last checkpoint where there is one. Yields after every step, and Progress after an epoch.
+    """Trains, from the last checkpoint where there is one; `save_every` is in seconds.
 
-    `save_every` is in seconds.
+    Yields after every step, and Progress after an epoch.
     """
     settings = Config(**config)
     training = Training(settings, data_folder, device, _given(settings, folder))
@@ -325,7 +325,7 @@ def run(
 def _wait(device: torch.device) -> Iterator[None]:
     """Lets others go on until what was queued is done."""
     if device.type == "cuda":
-        event = torch.cuda.Event()
+        event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
         event.record()
         while not event.query():
             yield None
@@ -347,6 +347,6 @@ def _given(config: Config, folder: TrialFolder) -> Tensor | None:
 
 
 def config_of(**options: Any) -> dict[str, Any]:
-    """A config as a trial has it, checked. Defaults are left out, so that a new one does not rename old trials."""
+    """A trial's config, checked. Defaults are left out, so that a new one does not rename old trials."""
     given, defaults = asdict(Config(**options)), {f.name: f.default for f in fields(Config)}
     return {k: v for k, v in given.items() if v != defaults[k] and v != {}}

@@ -67,7 +67,8 @@ class Show:
             self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def _table(self) -> Table:
-        title = f"{self.done} trials done, {self.left} left of this round, best {self.best:.2f}{self._time_left()}"
+        title = f"{self.done} trials done, {self.left} left of this round, best {self.best:.2f}"
+        title += self._time_left()
         table = Table("trial", "optimizer", "lr", "seed", "epoch", "", title=title)
         for key, event in self.at_work.items():
             config = event.job.config

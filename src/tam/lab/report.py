@@ -16,7 +16,8 @@ from tam.lab.runner import Selection, plans, remembered
 from tam.lab.store import LabError, TrialFolder
 
 HEADER = (
-    "arm", "lr", "n", "validation %", "test %", "difference to {baseline}", "95% interval", "verdict", "paper %",
+    "arm", "lr", "n", "validation %", "test %", "difference to {baseline}", "95% interval", "verdict",
+    "paper %",
 )  # fmt: skip
 CURVES = (
     ("loss", "Training loss", "cross-entropy, epoch mean", True),
@@ -104,11 +105,11 @@ def curves(plan: Plan, key: str) -> Iterator[charts.Series]:
 
 
 NOTES = (
-    "Outcome: the last epoch's validation accuracy, mean ± standard deviation over the seeds; test accuracy is read "
-    "once, at the end. Differences are taken seed by seed: for one seed all arms share the split, the initial weights "
-    "and the batches. Intervals are widened by Holm's method over the comparisons of a study. Equivalent: the interval "
-    f"lies within ±{stats.EQUIVALENT} points; undecided: neither that nor on one side of 0. TAM is said to help only "
-    "where it beats its controls."
+    "Outcome: the last epoch's validation accuracy, mean ± standard deviation over the seeds; test accuracy "
+    "is read once, at the end. Differences are taken seed by seed: for one seed all arms share the split, "
+    "the initial weights and the batches. Intervals are widened by Holm's method over the comparisons of a "
+    f"study. Equivalent: the interval lies within ±{stats.EQUIVALENT} points; undecided: neither that nor on "
+    "one side of 0. TAM is said to help only where it beats its controls."
 )
 
 

@@ -47,7 +47,7 @@ def plans(selection: Selection, root: Path) -> list[Plan]:
 
 
 def run(selection: Selection, place: Place, workers: int, tell: Callable[[Event | int], None]) -> None:
-    """Runs all trials that have no result. `tell` hears of events, and of the number of trials of each round."""
+    """Runs all trials that have no result. `tell` hears of events, and how many trials a round has."""
     wanted = plans(selection, place.root)
     remember(selection, place.root)
     with Local(place, workers, tell) as engine:

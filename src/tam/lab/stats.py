@@ -1,8 +1,8 @@
 """What paired runs say: the mean difference, its 95% interval, and a verdict.
 
-For one seed all arms share the split, the initial weights and the batches, so that differences are taken seed by
-seed. Where an experiment makes several comparisons, their intervals are widened by Holm's method, so that all of
-them together hold with 95%.
+For one seed all arms share the split, the initial weights and the batches, so that differences are taken seed
+by seed. Where an experiment makes several comparisons, their intervals are widened by Holm's method, so that
+all of them together hold with 95%.
 """
 
 from __future__ import annotations

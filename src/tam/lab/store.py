@@ -57,8 +57,8 @@ def write_whole(path: Path, content: bytes) -> None:
 def _explained(error: OSError, path: Path) -> LabError:
     what = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else error.strerror
     return LabError(
-        f"{path} cannot be written: {what}. Nothing is lost: what was saved before stands, and the same command goes "
-        "on from there"
+        f"{path} cannot be written: {what}. Nothing is lost: what was saved before stands, and the same "
+        "command goes on from there"
     )
 
 

@@ -3,7 +3,7 @@
     data = load("cifar10", Path("data"))
     train, validation = split(len(data.train[1]), 10000, seed=0)
 
-`files.py` knows where files lie and whether they are whole; `cifar.py`, `svhn.py` and `imagenet.py` read them.
+`files.py` knows where files lie and whether they are whole; `cifar.py` and `svhn.py` read them.
 """
 
 from __future__ import annotations

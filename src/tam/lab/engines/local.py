@@ -1,4 +1,4 @@
-"""Trials in processes of this machine. A process that dies is replaced; its trials go on from their checkpoints."""
+"""Trials in processes of this machine. One that dies is replaced; its trials go on from their checkpoints."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class Lane:
 
     def __init__(self, job: Job, place: Place, device: torch.device) -> None:
         self.job, self.held = job, ExitStack()
-        self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
+        self.stream: Any = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         folder = job.folder(place.root)
         self.held.enter_context(folder.at_work())
         run = experiments()[job.experiment].run

@@ -1,6 +1,6 @@
 """Image classification: the paper's Table 1 and the appendix's table of other networks.
 
-The paper's grids are decades; `fair` has half decades, and the same range of effective lr for all arms of a family.
+The paper's grids are decades; `fair` has half decades, and one range of effective lr for all arms.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from tam.registry import OPTIMIZERS
 CHOICES = {
     "batch size": "128: the paper does not say; it is what most have used for ResNets on CIFAR.",
     "schedule": "cosine from the lr to 0, set once an epoch: the paper does not say.",
-    "weight decay": "1e-4, coupled: the paper does not say. SGDM reaches the paper's 93.6 with 1e-4; 5e-4 is the "
-    "stronger baseline, so that the main comparison is run at both.",
+    "weight decay": "1e-4, coupled: the paper does not say. SGDM reaches the paper's 93.6 with 1e-4; 5e-4 is "
+    "the stronger baseline, so that the main comparison is run at both.",
     "augmentation": "crops of the image padded by 4 pixels, and flips: the paper does not say.",
-    "split": "40,000 images to train on and 10,000 to validate on, as the paper has it, drawn anew for each seed.",
-    "outcome": "the last epoch's accuracy on the validation images, fixed beforehand: the paper's is a validation "
-    "accuracy, of which epoch it does not say.",
+    "split": "40,000 images to train on and 10,000 to validate on, as the paper has it, drawn for each seed.",
+    "outcome": "the last epoch's accuracy on the validation images, fixed beforehand: the paper's is a "
+    "validation accuracy, of which epoch it does not say.",
     "precision": "bfloat16 autocast on GPUs, float32 on CPUs; parameters and state are float32.",
 }
 

@@ -1,4 +1,4 @@
-"""The networks of the paper's image classification, and how many parameters they have beside the paper's figure."""
+"""The networks of the paper's image classification, and their parameters beside the paper's figures."""
 
 from __future__ import annotations
 
@@ -37,9 +37,10 @@ MODELS: Mapping[str, Model] = {
         Model("resnet18", "ResNet18", lambda classes: ResNet(Basic, (2, 2, 2, 2), classes), "11M"),
         Model("resnet34", "ResNet34", lambda classes: ResNet(Basic, (3, 4, 6, 3), classes), "22M",
               "21.3M"),
-        Model("resnet50", "ResNet50", lambda classes: ResNet(Bottleneck, (3, 4, 6, 3), classes, large=True), "25.5M"),
+        Model("resnet50", "ResNet50",
+              lambda classes: ResNet(Bottleneck, (3, 4, 6, 3), classes, large=True), "25.5M"),
         Model("mobilenet", "MobileNet", MobileNet, "13M",
-              "MobileNet V1, which the paper cites, has 3.2M with 10 classes and 4.2M on ImageNet: 13M fits neither"),
+              "MobileNet V1, which the paper cites, has 3.2M here and 4.2M on ImageNet: 13M fits neither"),
         Model("vit", "ViT-B/32", _vit, "87M",
               "the paper names no variant; 87M fits ViT-B/32, ViT-B/16 has 86M"),
         Model("tiny", "a ResNet of 8 channels", lambda classes: ResNet(Basic, (1, 1), classes, (8, 16))),

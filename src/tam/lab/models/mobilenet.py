@@ -7,8 +7,8 @@ from torch import Tensor, nn
 # Channels and stride of each depthwise separable convolution. The strides of ImageNet's network are left out
 # where the image would shrink to nothing.
 _LAYERS = (
-    (64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), (512, 1), (512, 1), (512, 1), (512, 1), (512, 1),
-    (1024, 2), (1024, 1),
+    (64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), (512, 1), (512, 1), (512, 1), (512, 1),
+    (512, 1), (1024, 2), (1024, 1),
 )  # fmt: skip
 
 
@@ -19,7 +19,8 @@ class MobileNet(nn.Module):
         inside = 32
         for width, stride in _LAYERS:
             layers += [
-                nn.Conv2d(inside, inside, 3, stride, 1, groups=inside, bias=False), nn.BatchNorm2d(inside), nn.ReLU(),
+                nn.Conv2d(inside, inside, 3, stride, 1, groups=inside, bias=False),
+                nn.BatchNorm2d(inside), nn.ReLU(),
                 nn.Conv2d(inside, width, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU(),
             ]  # fmt: skip
             inside = width
