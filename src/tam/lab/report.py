@@ -150,7 +150,7 @@ def facts(plan: Plan) -> dict[str, str]:
     return {
         "workload": ", ".join(f"{k} {v}" for k, v in plan.study.workload.items()),
         "machines": "; ".join(machines) or "none: nothing was run",
-        "time": f"{mean(seconds):.0f} s a trial" if seconds else "",
+        "time": f"{mean(seconds):.0f} s a trial from start to end, others beside it" if seconds else "",
         **plan.experiment.choices,
     }
 

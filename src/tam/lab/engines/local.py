@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import queue
 import signal
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -96,4 +98,13 @@ class Local:
 
 def _main(number: int, place: Place, inbox: Any, events: Any) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends us
+    threading.Thread(target=_end_with_the_parent, daemon=True).start()
     work(place, inbox.get, lambda event: events.put((number, event)))
+
+
+def _end_with_the_parent() -> None:
+    """A parent that is killed cannot end us; trials go on from their checkpoints."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)

@@ -1,0 +1,83 @@
+"""Trials in processes: a killed one is replaced, and the result is that of an undisturbed run."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tam.lab.engines.local import Local
+from tam.lab.engines.work import Event, Job, Place, work
+from tam.lab.store import LabError, TrialFolder
+from tests.lab.test_images import config, outcome
+
+
+def jobs(n: int, **more: Any) -> list[Job]:
+    return [Job("images", config(seed=seed, **more)) for seed in range(n)]
+
+
+def here(root: Path, todo: list[Job], together: int = 1) -> list[Event]:
+    """In this process."""
+    waiting, events = [*todo, None], []
+    work(Place(root, root, together=together, save_every=0.0), lambda _: waiting.pop(0), events.append)
+    return events
+
+
+def test_side_by_side_or_one_after_the_other(tmp_path: Path) -> None:
+    for together in (1, 2):
+        events = here(tmp_path / str(together), jobs(3), together)
+        assert [event.kind for event in events].count("done") == 3
+    for job in jobs(3):
+        one, two = (outcome(TrialFolder(tmp_path / str(n), job.config)) for n in (1, 2))
+        assert one == two
+
+
+def test_a_finished_trial_is_not_run_again(tmp_path: Path) -> None:
+    here(tmp_path, jobs(1))
+    path = TrialFolder(tmp_path, jobs(1)[0].config).path / "result.json"
+    before = path.stat().st_mtime_ns
+    assert [event.kind for event in here(tmp_path, jobs(1))] == ["done"]
+    assert path.stat().st_mtime_ns == before
+
+
+def test_a_killed_worker_is_replaced(tmp_path: Path) -> None:
+    here(tmp_path / "whole", jobs(2))
+    killed: list[int] = []
+
+    def tell(event: Event) -> None:
+        if event.kind == "epoch" and event.detail["epoch"] == 1 and not killed:
+            killed.append(engine.processes[0].pid)
+            os.kill(killed[0], signal.SIGKILL)
+
+    place = Place(tmp_path / "killed", tmp_path, save_every=0.0)
+    with Local(place, 1, tell) as engine:
+        engine.run(jobs(2))
+    assert killed and engine.processes[0].pid != killed[0]
+    for job in jobs(2):
+        whole, found = (outcome(job.folder(tmp_path / name)) for name in ("whole", "killed"))
+        assert found == whole
+
+
+def test_missing_data_stops_the_run_with_its_message(tmp_path: Path) -> None:
+    with Local(Place(tmp_path, tmp_path), 1, lambda _: None) as engine, pytest.raises(LabError) as error:
+        engine.run(jobs(2, data="cifar10", model="resnet18"))
+    assert "cifar-10-batches-bin/data_batch_1.bin is missing" in str(error.value)
+
+
+def test_one_failure_does_not_lose_the_others(tmp_path: Path) -> None:
+    todo = jobs(2)
+    todo.insert(1, Job("images", {**todo[0].config, "nonsense": 1}))
+    events = here(tmp_path, todo)
+    assert [event.kind for event in events if event.kind in ("done", "failed")] == ["done", "failed", "done"]
+    (failed,) = [event for event in events if event.kind == "failed"]
+    assert "nonsense" in failed.detail["message"] and not failed.detail["stops"]
+
+
+def test_a_trial_at_work_elsewhere_is_left_alone(tmp_path: Path) -> None:
+    (job,) = jobs(1)
+    with job.folder(tmp_path).at_work():
+        events = here(tmp_path, [job])
+    assert [event.kind for event in events] == ["busy"]

@@ -1,0 +1,124 @@
+"""A trial of image classification: exact after a kill, and its controls."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tam.lab import images
+from tam.lab.store import LabError, TrialFolder
+
+CPU = torch.device("cpu")
+
+
+def config(**more: Any) -> dict[str, Any]:
+    given = {
+        "data": "digits", "model": "tiny", "optimizer": "tam", "lr": 0.2, "seed": 0, "epochs": 3, "batch": 64,
+        "held_out": 300, "limit": 320, "test": True,
+    }  # fmt: skip
+    return images.config_of(**{**given, **more})
+
+
+def run(root: Path, steps: int | None = None, save_every: float = 0.0, **more: Any) -> TrialFolder:
+    """A trial, or its first steps."""
+    torch.set_num_threads(1)
+    folder = TrialFolder(root, config(**more))
+    with folder.at_work():
+        for _ in itertools.islice(images.run(folder.config, folder, root, CPU, save_every), steps):
+            pass
+    return folder
+
+
+def outcome(folder: TrialFolder) -> Any:
+    result = folder.result
+    assert result is not None
+    return {k: v for k, v in result.items() if k not in ("timing", "machine")}, folder.metrics()
+
+
+@pytest.mark.parametrize(
+    "optimizer, lr", [("tam", 0.2), ("sgdm", 0.1), ("adatam", 1e-4), ("angulargrad", 1e-3)]
+)
+def test_a_killed_trial_ends_with_the_same_bits(optimizer: str, lr: float, tmp_path: Path) -> None:
+    whole = outcome(run(tmp_path / "whole", optimizer=optimizer, lr=lr))
+    for steps in (2, 8, 13):  # in the first, second and third epoch of 5 steps
+        parts = tmp_path / str(steps)
+        run(parts, steps, optimizer=optimizer, lr=lr)
+        folder = run(parts, optimizer=optimizer, lr=lr)
+        assert outcome(folder) == whole
+
+
+def test_arms_of_a_seed_share_split_weights_and_batches(tmp_path: Path) -> None:
+    one = images.Training(images.Config(**config()), tmp_path, CPU, None)
+    other = images.Training(images.Config(**config(optimizer="adam", lr=1e-3)), tmp_path, CPU, None)
+    third = images.Training(images.Config(**config(seed=1)), tmp_path, CPU, None)
+    for training in (one, other, third):
+        training.draws.epoch(4)
+    assert torch.equal(one.draws.order, other.draws.order) and torch.equal(one.draws.flip, other.draws.flip)
+    assert torch.equal(one.validation, other.validation) and not torch.equal(one.validation, third.validation)
+    weights = [next(training.model.parameters()) for training in (one, other, third)]
+    assert torch.equal(weights[0], weights[1]) and not torch.equal(weights[0], weights[2])
+
+
+def test_d_replaced_by_its_own_sequence_is_the_same_run(tmp_path: Path) -> None:
+    source = run(tmp_path)
+    expected = outcome(source)
+    same = outcome(run(tmp_path, damping="same", damping_of=source.key))
+    assert same == expected
+    s = torch.load(source.path / "alignment.pt", weights_only=True)
+    for how in ("mean", "shuffled"):
+        folder = run(tmp_path, damping=how, damping_of=source.key)
+        used = torch.load(folder.path / "alignment.pt", weights_only=True)
+        assert outcome(folder) != expected
+        if how == "mean":
+            torch.testing.assert_close(used, torch.full_like(s, float(s.mean())))
+        else:
+            assert torch.equal(used.sort().values, s.sort().values) and not torch.equal(used, s)
+
+
+def test_d_of_a_trial_that_was_not_run(tmp_path: Path) -> None:
+    with pytest.raises(LabError, match="the trial whose d is to be used has not been run"):
+        run(tmp_path, damping="mean", damping_of="0" * 12)
+
+
+def test_decay_inside_the_cosine_is_another_run(tmp_path: Path) -> None:
+    options = {"weight_decay": 0.5}
+    inside, outside = (run(tmp_path, options=options, decay_in_cosine=flag) for flag in (True, False))
+    assert outcome(inside) != outcome(outside)
+    # Without damping the two are SGD's: the decay is added to the gradient either way.
+    fixed = {**options, "smoothing": 1.0}
+    pair = [outcome(run(tmp_path, options=fixed, decay_in_cosine=flag)) for flag in (True, False)]
+    assert pair[0][0]["validation"] == pair[1][0]["validation"]
+    assert pair[0][0]["loss"] == pytest.approx(pair[1][0]["loss"], rel=1e-4)
+
+
+def test_a_trial_that_diverges_ends_and_says_so(tmp_path: Path) -> None:
+    folder = run(tmp_path, lr=1e30, optimizer="sgdm")
+    result = folder.result
+    assert result is not None and result["diverged"] and result["epochs"] < 3
+
+
+def test_augmentation_is_a_crop_of_the_padded_image_and_a_flip() -> None:
+    x = torch.arange(2 * 3 * 8 * 8, dtype=torch.uint8).reshape(2, 3, 8, 8)
+    mean, std = torch.zeros(3, 1, 1), torch.ones(3, 1, 1)
+    shift = torch.tensor([[0, 2], [1, 1]])  # up by one and right by one; not at all
+    flip = torch.tensor([False, True])
+    found = images.prepare(x, shift, flip, mean, std) * 255
+    expected = torch.nn.functional.pad(x.float(), (1, 1, 1, 1))
+    torch.testing.assert_close(found[0], expected[0, :, 0:8, 2:10])
+    torch.testing.assert_close(found[1], x[1].float().flip(2))
+
+
+def test_configs() -> None:
+    with pytest.raises(ValueError, match="optimizer 'sgdx'"):
+        config(optimizer="sgdx")
+    with pytest.raises(ValueError, match="schedule='linear'"):
+        config(schedule="linear")
+    with pytest.raises(ValueError, match="go together"):
+        config(damping="mean")
+    assert "augment" not in config() and config(augment=False)["augment"] is False
+    cosine = images.Config(**config(epochs=4))
+    assert [cosine.learning_rate(e) for e in (0, 2)] == [0.2, pytest.approx(0.1)]
