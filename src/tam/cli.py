@@ -1,4 +1,4 @@
-"""The command line, `tam`. It needs the extra "demo"; this module itself can be imported without."""
+"""The command line, `tam`. It needs the extra "demo" or "lab"; this module itself can be imported without."""
 
 import os
 import sys
@@ -10,7 +10,7 @@ from tam._version import __version__
 if TYPE_CHECKING:
     import typer
 
-_EXTRA = {"numpy", "rich", "sklearn", "typer"}  # the modules of the extra
+_EXTRA = {"numpy": "demo", "ray": "ray", "rich": "demo", "scipy": "lab", "sklearn": "demo", "typer": "demo"}
 
 
 def build() -> "typer.Typer":
@@ -81,10 +81,12 @@ def main() -> None:
     try:
         build()()
     except ModuleNotFoundError as missing:
-        if (missing.name or "").partition(".")[0] not in _EXTRA:
+        name = (missing.name or "").partition(".")[0]
+        if name not in _EXTRA:
             raise
-        extra = "it comes with the extra [demo]: pip install '.[demo]' in a checkout"
-        sys.exit(f"tam: no module {missing.name}; {extra}")
+        extra = _EXTRA[name]
+        hint = f"it comes with the extra [{extra}]: pip install '.[{extra}]' in a checkout"
+        sys.exit(f"tam: no module {missing.name}; {hint}")
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from tam.lab.engines.local import Local
+from tam.lab.engines.ray import Ray
 from tam.lab.engines.work import Event, Job, Place, work
 from tam.lab.store import LabError, TrialFolder
 from tests.lab.test_images import config, outcome
@@ -81,3 +82,22 @@ def test_a_trial_at_work_elsewhere_is_left_alone(tmp_path: Path) -> None:
     with job.folder(tmp_path).at_work():
         events = here(tmp_path, [job])
     assert [event.kind for event in events] == ["busy"]
+
+
+def test_ray_gives_the_same_and_replaces_a_killed_worker(tmp_path: Path) -> None:
+    killed: list[int] = []
+    root = tmp_path / "ray"
+
+    def tell(event: Event) -> None:
+        if event.kind == "epoch" and not killed and event.job.folder(root).result is None:
+            killed.append(int((event.job.folder(root).path / "lock").read_text()))
+            os.kill(killed[0], signal.SIGKILL)
+
+    todo = jobs(2, epochs=40)  # long enough to be met at work
+    here(tmp_path / "whole", todo)
+    with Ray(Place(root, tmp_path, save_every=0.0), 2, tell) as engine:
+        engine.run(todo)
+    assert killed
+    for job in todo:
+        whole, found = (outcome(job.folder(path)) for path in (tmp_path / "whole", root))
+        assert found == whole

@@ -67,7 +67,13 @@ def run(
     workers: Annotated[
         int | None, typer.Option(min=1, help="Processes. Default: 1 on a GPU, one a core on a CPU.")
     ] = None,
-    together: Annotated[int, typer.Option(min=1, help="Trials side by side in a process, on a GPU.")] = 4,
+    together: Annotated[int, typer.Option(min=1, help="Trials side by side on one GPU.")] = 4,
+    engine: Annotated[
+        str, typer.Option(help="local: processes here; ray: tasks of a Ray cluster.")
+    ] = "local",
+    address: Annotated[
+        str | None, typer.Option(help="Of the Ray cluster; without it Ray runs here.")
+    ] = None,
 ) -> None:
     """Run an experiment; started again, it goes on where it stopped.
 
@@ -81,7 +87,7 @@ def run(
     count = workers or (1 if on_gpu else os.cpu_count() or 1)
     try:
         with Show() as show:
-            runner.run(selection, place, count, show)
+            runner.run(selection, place, count, show, engine, address)
     except (LabError, DataError) as error:
         _ends(error)
     except KeyboardInterrupt:

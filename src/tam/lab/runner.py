@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tam.lab.engines.local import Local
 from tam.lab.engines.work import Event, Job, Place
@@ -46,14 +47,36 @@ def plans(selection: Selection, root: Path) -> list[Plan]:
     return [Plan(experiment, study.only(selection.arms, selection.seeds), root) for study in chosen]
 
 
-def run(selection: Selection, place: Place, workers: int, tell: Callable[[Event | int], None]) -> None:
+ENGINES = ("local", "ray")
+
+
+def make_engine(
+    name: str, place: Place, workers: int, tell: Callable[[Event], None], address: str | None = None
+) -> Any:
+    if name == "ray":
+        from tam.lab.engines.ray import Ray
+
+        return Ray(place, workers, tell, address)
+    if name != "local":
+        raise LabError(f"engine {name!r}: must be one of {', '.join(ENGINES)}")
+    return Local(place, workers, tell)
+
+
+def run(
+    selection: Selection,
+    place: Place,
+    workers: int,
+    tell: Callable[[Event | int], None],
+    engine: str = "local",
+    address: str | None = None,
+) -> None:
     """Runs all trials that have no result. `tell` hears of events, and how many trials a round has."""
     wanted = plans(selection, place.root)
     remember(selection, place.root)
-    with Local(place, workers, tell) as engine:
+    with make_engine(engine, place, workers, tell, address) as running:
         while jobs := _jobs(selection.experiment, wanted):
             tell(len(jobs))
-            engine.run(jobs)
+            running.run(jobs)
 
 
 def _jobs(experiment: str, wanted: list[Plan]) -> list[Job]:

@@ -100,6 +100,8 @@ class TrialFolder:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise BusyError(f"another process works on {self.path}") from None
+            lock.write(f"{os.getpid()}\n")
+            lock.flush()
             write_whole(self.path / "config.json", _json(self.config))
             yield
 

@@ -1,1 +1,1 @@
-"""Ways to run trials: `local`, in processes of this machine."""
+"""Ways to run trials: `local`, in processes of this machine, and `ray`, as tasks of a cluster."""

@@ -10,10 +10,8 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from tam.lab.engines.work import Event, Job, Place, work
+from tam.lab.engines.work import ATTEMPTS, Event, Job, Place, work
 from tam.lab.store import LabError, key_of
-
-ATTEMPTS = 3  # of a trial whose process dies
 
 
 class Local:

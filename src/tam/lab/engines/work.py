@@ -6,7 +6,7 @@ import queue
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,8 @@ import torch
 from tam.lab.data import DataError
 from tam.lab.experiment import experiments
 from tam.lab.store import BusyError, LabError, TrialFolder
+
+ATTEMPTS = 3  # of a trial whose process dies
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,10 @@ class Place:
     device: str = "cpu"
     together: int = 1  # trials side by side in a process
     save_every: float = 60.0  # seconds between checkpoints
+
+    def alone(self) -> Place:
+        """The same with one trial at a time."""
+        return replace(self, together=1)
 
 
 @dataclass(frozen=True)

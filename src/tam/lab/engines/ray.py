@@ -1,0 +1,91 @@
+"""Trials as Ray tasks, on this machine or a cluster. The results' folder must be one all machines share.
+
+A task is one trial in a process of its own. Where its process or machine is lost, Ray runs it again, and it
+goes on from its checkpoint.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from tam.lab.engines.work import ATTEMPTS, Event, Job, Place, work
+from tam.lab.store import LabError, key_of
+
+POLL = 0.5  # seconds
+
+
+class Ray:
+    """The connection to Ray. A context: at its end it is closed."""
+
+    def __init__(
+        self, place: Place, workers: int, tell: Callable[[Event], None], address: str | None = None
+    ) -> None:
+        self.place, self.workers, self.tell, self.address = place, workers, tell, address
+
+    def __enter__(self) -> Ray:
+        import ray
+
+        self.ray = ray
+        local: dict[str, Any] = {} if self.address else {"num_cpus": self.workers, "include_dashboard": False}
+        ray.init(address=self.address, log_to_driver=False, logging_level="warning", **local)
+        gpus = 1 / self.place.together if self.place.device.startswith("cuda") else 0
+        self.task = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=ATTEMPTS - 1)(_run_one)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.ray.shutdown()
+
+    def run(self, jobs: Sequence[Job]) -> None:
+        """Runs all of them. Raises LabError where some could not be done."""
+        pending = {self.task.remote(self.place, job): job for job in jobs}
+        epochs = dict.fromkeys((key_of(job.config) for job in jobs), 0)
+        failures: list[str] = []
+        try:
+            while pending:
+                done, _ = self.ray.wait(list(pending), timeout=POLL)
+                for job in pending.values():
+                    self._tell_epochs(job, epochs)
+                for reference in done:
+                    job = pending.pop(reference)
+                    event = self._outcome(reference, job)
+                    self.tell(event)
+                    if event.kind == "failed":
+                        failures.append(event.detail["message"])
+                        if event.detail["stops"]:
+                            raise LabError(event.detail["message"])
+        finally:
+            for reference in pending:
+                self.ray.cancel(reference, force=True)
+        if failures:
+            raise LabError("\n".join(failures))
+
+    def _tell_epochs(self, job: Job, epochs: dict[str, int]) -> None:
+        """What is new in the metrics, which lie where we can read them."""
+        key = key_of(job.config)
+        rows = job.folder(self.place.root).metrics()
+        if rows and rows[-1]["epoch"] > epochs[key]:
+            epochs[key] = rows[-1]["epoch"]
+            self.tell(Event("epoch", job, {"epochs": job.config["epochs"], **rows[-1]}))
+
+    def _outcome(self, reference: Any, job: Job) -> Event:
+        try:
+            event: Event = self.ray.get(reference)
+        except self.ray.exceptions.RayError as error:
+            message = f"trial {key_of(job.config)}: {type(error).__name__} after {ATTEMPTS} attempts: {error}"
+            return Event("failed", job, {"message": message, "stops": False})
+        return event
+
+
+def _run_one(place: Place, job: Job) -> Event:
+    """In a process of Ray's: the trial's last event."""
+    waiting: list[Job | None] = [job, None]
+    events: list[Event] = []
+    for _ in range(ATTEMPTS):
+        work(place.alone(), lambda _: waiting.pop(0), events.append)
+        if events[-1].kind != "busy":
+            break
+        time.sleep(2.0)  # the process that was lost may still hold it
+        waiting[:] = [job, None]
+    return events[-1]
