@@ -71,9 +71,7 @@ def run(
     engine: Annotated[
         str, typer.Option(help="local: processes here; ray: tasks of a Ray cluster.")
     ] = "local",
-    address: Annotated[
-        str | None, typer.Option(help="Of the Ray cluster; without it Ray runs here.")
-    ] = None,
+    address: Annotated[str | None, typer.Option(help="Of the Ray cluster; without it Ray runs here.")] = None,
 ) -> None:
     """Run an experiment; started again, it goes on where it stopped.
 

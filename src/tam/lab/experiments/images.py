@@ -86,7 +86,7 @@ def paper() -> tuple[Study, ...]:
 
 def fair() -> tuple[Study, ...]:
     """Grids of half decades around the paper's best lr, of one range of effective lr, extended alike."""
-    centres = {name: OPTIMIZERS[name].lr for name in ("sgd", "sgdm", "tam", "adam", "angulargrad", "adatam")}
+    centres = {name: OPTIMIZERS[name].lr for name in NAMES}
     grids = {
         name: tuple(lr / HALF * HALF**i for i in range(3)) for name, lr in centres.items() if lr is not None
     }
