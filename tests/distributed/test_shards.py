@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.fsdp import FullyShardedDataParallel
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.nn.parallel import DistributedDataParallel
 
@@ -193,7 +194,23 @@ def on_three() -> Any:
     found["dtypes"] = other_dtypes()
     found["refused"] = refused_late()
     found["scaler"] = scaler_without_gradients()
+    found["fsdp1"] = [fsdp1(cls) for cls in TORQUE]
     return found
+
+
+def fsdp1(cls: type) -> Any:
+    """torch's first FSDP has plain shards."""
+    plain, inner = net(), net()
+    options = options_of(cls, {})
+    single = cls(plain.parameters(), **options)
+    model = FullyShardedDataParallel(inner, use_orig_params=True, device_id=torch.device("cpu"))
+    optimizer = cls(model.parameters(), **options, shard_group=dist.group.WORLD)
+    train(plain, single)
+    train(model, optimizer)
+    with FullyShardedDataParallel.summon_full_params(model):
+        pairs = zip(plain.parameters(), model.parameters(), strict=True)
+        error = max(apart(q.detach(), p) for p, q in pairs)
+    return error, optimizer.alignment, single.alignment
 
 
 def fewer_tensors_than_ranks(max_grad_norm: float | None) -> Any:
@@ -338,6 +355,8 @@ def test_three_ranks(tmp_path: Path) -> None:
             assert (scale, s) == (expected_scale, expected) and (rank != 1 or p == 1.0)
         moved = [p for p, _, _ in result["scaler"]]
         assert rank == 1 or (moved[0] == moved[1] > moved[2]), moved
+        for error, s, expected in result["fsdp1"]:
+            assert error < 1e-5 and abs(float(s - expected)) < 2e-6 and abs(float(s)) > 1e-3
         complaint, stored, *s, norm = result["copies"]
         assert "a pickle does not take a process group along" in complaint and not stored
         assert float(s[0]) != 0 and torch.equal(s[0], s[1]) and torch.equal(s[0], s[2])
