@@ -113,7 +113,7 @@ def test_the_report_in_a_browser(folder: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (["run", "image", "--out", "X"], "no experiment 'image'; there are images"),
+        (["run", "image", "--out", "X"], "no experiment 'image'; there are ablations, beyond"),
         (["run", "images", "--preset", "full", "--out", "X"], "has no preset 'full'; it has paper, fair"),
         (
             ["run", "images", "--preset", "smoke", "--study", "cifar", "--out", "X"],

@@ -22,7 +22,7 @@ def plan(root: Path, **more: Any) -> Plan:
     workload = {"data": "digits", "model": "tiny", "epochs": 1}
     given = {"arms": arms, "baseline": "SGDM", "seeds": (0, 1), "tuning_seeds": (100,), **more}
     study = Study("digits", "digits", workload, **given)
-    experiment = Experiment("images", "", lambda *_: iter(()), config_of, {"paper": (study,)}, {})
+    experiment = Experiment("images", "", lambda *_: iter(()), config_of, {"paper": (study,)}, {}, ())
     return Plan(experiment, study, root)
 
 

@@ -41,7 +41,7 @@ class Arm:
 
 @dataclass(frozen=True)
 class Study:
-    """A workload and the arms compared on it. The outcome is the last epoch's validation accuracy."""
+    """A workload and the arms compared on it."""
 
     name: str
     title: str
@@ -52,6 +52,11 @@ class Study:
     tuning_seeds: tuple[int, ...] = ()  # of the choice of lr; none are needed for a single lr
     extend: bool = False  # grids, until every arm's winner is inside
     paper: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # mean and spread, by arm
+    outcome: str = "validation"  # what is compared, as a result calls it
+    label: str = "validation %"
+    higher: bool = True  # is better
+    margin: float = 0.2  # differences within it matter to nobody
+    digits: int = 2  # shown after the point
 
     def only(self, arms: Sequence[str], seeds: int | None) -> Study:
         """The study with some of its arms, and those they need, and its first seeds."""
@@ -68,6 +73,17 @@ class Study:
 
 
 @dataclass(frozen=True)
+class Curve:
+    """A chart of the report: a metric by epoch, or by step."""
+
+    key: str
+    title: str
+    label: str
+    log: bool = False
+    by: str = "epoch"
+
+
+@dataclass(frozen=True)
 class Experiment:
     """A section of the paper."""
 
@@ -77,6 +93,8 @@ class Experiment:
     config: Callable[..., Trial]  # a trial's config, checked
     presets: Mapping[str, tuple[Study, ...]]
     choices: Mapping[str, str]  # what the paper does not say, and what was chosen for which reason
+    curves: tuple[Curve, ...]
+    figures: Callable[[Study], list[str]] | None = None  # charts besides, as SVG
 
 
 def experiments() -> dict[str, Experiment]:
@@ -90,11 +108,19 @@ def experiments() -> dict[str, Experiment]:
 # ---------------------------------------------------------------------- which trials there are
 
 
+HALF_DECADE = 10**0.5
+EXTENSIONS = 4  # at most, on each side
+
+
+def _extended(arm: Arm, low: int, high: int) -> list[float]:
+    """An arm's grid with so many half decades more below and above."""
+    lrs = sorted(arm.lrs)
+    below = [lrs[0] / HALF_DECADE**i for i in range(low, 0, -1)]
+    return below + lrs + [lrs[-1] * HALF_DECADE**i for i in range(1, high + 1)]
+
+
 class Plan:
     """The trials of one study, as far as they are known from the results so far."""
-
-    HALF_DECADE = 10**0.5
-    EXTENSIONS = 4  # at most, on each side
 
     def __init__(self, experiment: Experiment, study: Study, root: Path) -> None:
         self.experiment, self.study, self.root = experiment, study, root
@@ -112,31 +138,25 @@ class Plan:
 
     def grid(self, arm: Arm) -> list[float]:
         """The learning rates of an arm, ascending; all grids are extended where a winner is at an edge."""
-        lrs = sorted(arm.lrs)
-        if self.study.extend and len(lrs) > 1:
-            low, high = self._extensions()
-            lrs = [lrs[0] / self.HALF_DECADE**i for i in range(low, 0, -1)] + lrs
-            lrs += [max(arm.lrs) * self.HALF_DECADE**i for i in range(1, high + 1)]
-        return lrs
+        if self.study.extend and len(arm.lrs) > 1:
+            return _extended(arm, *self._extensions())
+        return sorted(arm.lrs)
 
     def _extensions(self) -> tuple[int, int]:
         """How far all grids are extended below and above, given the results so far."""
         low = high = 0
-        while max(low, high) <= self.EXTENSIONS:
-            winners = []
-            for arm in self._tuned():
-                lrs = sorted(arm.lrs)
-                lrs = [lrs[0] / self.HALF_DECADE**i for i in range(low, 0, -1)] + lrs
-                lrs += [max(arm.lrs) * self.HALF_DECADE**i for i in range(1, high + 1)]
-                winners.append(self._winner(arm, lrs))
-            if any(winner is None for winner in winners):
-                break  # these must be run first
-            more_low = low + any(place == 0 for place, _ in winners if place is not None)  # type: ignore[misc]
-            more_high = high + any(place == last for place, last in winners)  # type: ignore[misc]
-            if (more_low, more_high) == (low, high):
-                break
-            low, high = more_low, more_high
-        return min(low, self.EXTENSIONS), min(high, self.EXTENSIONS)
+        while True:
+            winners = [self._winner(arm, _extended(arm, low, high)) for arm in self._tuned()]
+            known = [winner for winner in winners if winner is not None]
+            if len(known) < len(winners):
+                return low, high  # these must be run first
+            more = (
+                low + any(place == 0 for place, _ in known),
+                high + any(place == last for place, last in known),
+            )
+            if more == (low, high) or max(more) > EXTENSIONS:
+                return low, high
+            low, high = more
 
     def _tuned(self) -> list[Arm]:
         return [arm for arm in self.study.arms if arm.control_of is None and len(arm.lrs) > 1]
@@ -151,8 +171,15 @@ class Plan:
             found = [self.result(trial) for trial in self.tuning(arm, [lr])]
             if not found or any(result is None for result in found):
                 return None
-            scores.append(mean(score(result) for result in found if result is not None))
+            scores.append(mean(self.score(result) for result in found if result is not None))
         return max(range(len(lrs)), key=scores.__getitem__), len(lrs) - 1
+
+    def score(self, result: Mapping[str, Any]) -> float:
+        """What an lr is chosen by: the more the better."""
+        if result["diverged"]:
+            return float("-inf")
+        value = float(result[self.study.outcome])
+        return value if self.study.higher else -value
 
     def chosen(self, arm: Arm) -> tuple[float, bool] | None:
         """The lr of an arm and whether it is at an edge of its grid; None where that is not known yet."""
@@ -194,8 +221,3 @@ class Plan:
             elif arm.control_of is None:
                 wanted += self.tuning(arm, self.grid(arm))
         return [trial for trial in wanted if self.result(trial) is None]
-
-
-def score(result: Mapping[str, Any]) -> float:
-    """What an lr is chosen by."""
-    return float("-inf") if result["diverged"] else float(result["validation"])

@@ -44,6 +44,7 @@ class Config:
     batch: int = 128
     options: dict[str, Any] = field(default_factory=dict)
     schedule: str = "cosine"  # or "constant"
+    halve_at: int | None = None  # the epoch from which lr is half of what the schedule says
     held_out: int = 10000  # images to validate on
     augment: bool = True  # random crops after padding by an eighth of the height, and flips
     decay_in_cosine: bool = False  # weight decay as part of the gradient the cosine is taken of
@@ -68,9 +69,8 @@ class Config:
 
     def learning_rate(self, epoch: int) -> float:
         """Of an epoch, the first being 0."""
-        if self.schedule == "constant":
-            return self.lr
-        return self.lr * (1 + math.cos(math.pi * epoch / self.epochs)) / 2
+        lr = self.lr / 2 if self.halve_at is not None and epoch >= self.halve_at else self.lr
+        return lr if self.schedule == "constant" else lr * (1 + math.cos(math.pi * epoch / self.epochs)) / 2
 
 
 @dataclass(frozen=True)

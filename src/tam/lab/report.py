@@ -16,15 +16,8 @@ from tam.lab.runner import Selection, plans, remembered
 from tam.lab.store import LabError, TrialFolder
 
 HEADER = (
-    "arm", "lr", "n", "validation %", "test %", "difference to {baseline}", "95% interval", "verdict",
-    "paper %",
+    "arm", "lr", "n", "{label}", "test %", "difference to {baseline}", "95% interval", "verdict", "paper",
 )  # fmt: skip
-CURVES = (
-    ("loss", "Training loss", "cross-entropy, epoch mean", True),
-    ("validation", "Validation accuracy", "accuracy (%)", False),
-    ("alignment", "Alignment s", "s, epoch mean", False),
-    ("grad_norm", "Gradient norm", "|g|, epoch mean", True),
-)
 
 
 @dataclass(frozen=True)
@@ -56,9 +49,10 @@ def outcomes(plan: Plan) -> list[Outcome]:
 def table(plan: Plan) -> tuple[list[str], list[list[str]]]:
     """Header and rows of a study."""
     found = outcomes(plan)
-    values = {outcome.arm.name: outcome.values("validation") for outcome in found}
-    baseline = plan.study.baseline
-    differences = stats.compare(values, baseline) if values.get(baseline) else {}
+    study = plan.study
+    values = {outcome.arm.name: outcome.values(study.outcome) for outcome in found}
+    baseline = study.baseline
+    differences = stats.compare(values, baseline, study.margin, study.higher) if values.get(baseline) else {}
     rows = []
     for outcome in found:
         name = outcome.arm.name
@@ -69,22 +63,31 @@ def table(plan: Plan) -> tuple[list[str], list[list[str]]]:
             else f"{outcome.lr:.3g}" + (" (at the edge of its grid)" if outcome.edge else "")
         )
         row = [name, lr, f"{len(values[name])} of {outcome.wanted}"]
-        row += [_shown(values[name]), _shown(outcome.values("test"))]
-        row += ["", "", ""] if difference is None else _difference(difference)
+        row += [_shown(values[name], study.digits) or "not run", _shown(outcome.values("test"), study.digits)]
+        row += ["", "", ""] if difference is None else _difference(difference, study.digits)
         rows.append([*row, "" if paper is None else f"{paper[0]} ± {paper[1]}"])
-    return [column.format(baseline=baseline) for column in HEADER], rows
+    header = [column.format(baseline=baseline, label=study.label) for column in HEADER]
+    empty = [
+        i for i, name in enumerate(header) if name in ("test %", "paper") and not any(row[i] for row in rows)
+    ]
+    return _without(header, empty), [_without(row, empty) for row in rows]
 
 
-def _shown(values: dict[int, float]) -> str:
+def _without(cells: list[str], places: list[int]) -> list[str]:
+    return [cell for i, cell in enumerate(cells) if i not in places]
+
+
+def _shown(values: dict[int, float], digits: int) -> str:
     if not values:
-        return "not run"
+        return ""
     found = stats.summarise(list(values.values()))
-    return f"{found.mean:.2f}" + ("" if math.isnan(found.spread) else f" ± {found.spread:.2f}")
+    return f"{found.mean:.{digits}f}" + ("" if math.isnan(found.spread) else f" ± {found.spread:.{digits}f}")
 
 
-def _difference(found: stats.Difference) -> list[str]:
-    interval = "" if math.isnan(found.low) else f"{found.low:+.2f} to {found.high:+.2f}"
-    return [f"{found.mean:+.2f}", interval, found.verdict]
+def _difference(found: stats.Difference, digits: int) -> list[str]:
+    low, high = (f"{x:+.{digits}f}" for x in (found.low, found.high))
+    interval = "" if math.isnan(found.low) else f"{low} to {high}"
+    return [f"{found.mean:+.{digits}f}", interval, found.verdict]
 
 
 def curves(plan: Plan, key: str) -> Iterator[charts.Series]:
@@ -105,10 +108,10 @@ def curves(plan: Plan, key: str) -> Iterator[charts.Series]:
 
 
 NOTES = (
-    "Outcome: the last epoch's validation accuracy, mean ± standard deviation over the seeds; test accuracy "
-    "is read once, at the end. Differences are taken seed by seed: for one seed all arms share the split, "
-    "the initial weights and the batches. Intervals are widened by Holm's method over the comparisons of a "
-    f"study. Equivalent: the interval lies within ±{stats.EQUIVALENT} points; undecided: neither that nor on "
+    "Outcomes are of the last epoch, mean ± standard deviation over the seeds; test images are read once, at "
+    "the end. Differences are taken seed by seed: for one seed all arms share the split, the initial weights "
+    "and the batches. Intervals are widened by Holm's method over the comparisons of a study. Equivalent: "
+    "the interval lies within the study's margin (0.2 points of accuracy); undecided: neither that nor on "
     "one side of 0. TAM is said to help only where it beats its controls."
 )
 
@@ -129,10 +132,13 @@ def html(root: Path, selections: Sequence[Selection]) -> str:
             header, rows = table(plan)
             body += [f"<h2>{escape(plan.study.title)} (preset {escape(selection.preset)})</h2>"]
             body += [charts.table(header, rows), '<div class="charts">']
-            for key, title, label, log in CURVES:
-                lines = list(curves(plan, key))
+            for curve in plan.experiment.curves:
+                lines = list(curves(plan, curve.key))
                 if lines:
-                    body.append(charts.line_chart(lines, title, "epoch", label, log_y=log))
+                    drawn = charts.line_chart(lines, curve.title, curve.by, curve.label, log_y=curve.log)
+                    body.append(drawn)
+            if plan.experiment.figures is not None:
+                body += plan.experiment.figures(plan.study)
             body += ["</div>", _listed(facts(plan))]
     return charts.page("Torque-aware momentum: the lab's report", "\n".join(body))
 

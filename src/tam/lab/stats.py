@@ -12,7 +12,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean, stdev
 
-EQUIVALENT = 0.2  # points: smaller differences matter to nobody
 LEVEL = 0.05
 
 
@@ -42,9 +41,9 @@ def summarise(values: Sequence[float]) -> Summary:
 
 
 def compare(
-    arms: Mapping[str, Mapping[int, float]], baseline: str, equivalent: float = EQUIVALENT
+    arms: Mapping[str, Mapping[int, float]], baseline: str, equivalent: float = 0.2, higher: bool = True
 ) -> dict[str, Difference]:
-    """Every other arm against the baseline; outcomes by seed."""
+    """Every other arm against the baseline; outcomes by seed, of which higher (or lower) ones are better."""
     pairs = {
         name: [value - arms[baseline][seed] for seed, value in outcomes.items() if seed in arms[baseline]]
         for name, outcomes in arms.items()
@@ -63,10 +62,8 @@ def compare(
         significant = not blocked and p[name] <= level
         blocked = not significant
         verdict = "undecided"
-        if significant and low > 0:
-            verdict = "better"
-        elif significant and high < 0:
-            verdict = "worse"
+        if significant and (low > 0 or high < 0):
+            verdict = "better" if (low > 0) == higher else "worse"
         if low >= -equivalent and high <= equivalent:
             verdict = "equivalent"
         found[name] = Difference(len(differences), mean(differences), low, high, p[name], verdict)

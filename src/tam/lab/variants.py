@@ -6,9 +6,14 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from tam.lab.experiment import Arm, Study
+from tam.lab.experiment import HALF_DECADE, Arm, Curve, Study
 
-HALF_DECADE = 10**0.5
+CURVES = (
+    Curve("loss", "Training loss", "cross-entropy, epoch mean", log=True),
+    Curve("validation", "Validation accuracy", "accuracy (%)"),
+    Curve("alignment", "Alignment s", "s, epoch mean"),
+    Curve("grad_norm", "Gradient norm", "|g|, epoch mean", log=True),
+)
 
 
 def presets(studies: Sequence[Study]) -> dict[str, tuple[Study, ...]]:

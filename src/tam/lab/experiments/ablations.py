@@ -64,4 +64,5 @@ EXPERIMENT = Experiment(
     images.config_of,
     {**variants.presets(STUDIES), "smoke": (variants.tiny(STUDIES[0]), variants.tiny(STUDIES[2]))},
     CHOICES,
+    variants.CURVES,
 )

@@ -51,4 +51,5 @@ EXPERIMENT = Experiment(
     images.config_of,
     variants.presets(STUDIES),
     {**CHOICES, "batch size": "128 for the scopes, as in `images`; else the study's."},
+    variants.CURVES,
 )

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from tam.lab import images
-from tam.lab.experiment import Arm, Experiment, Study
+from tam.lab.experiment import HALF_DECADE, Arm, Experiment, Study
+from tam.lab.variants import CURVES
 from tam.registry import OPTIMIZERS
 
 CHOICES = {
@@ -43,7 +44,6 @@ PAPER: Mapping[str, Mapping[str, tuple[float, float]]] = {
 NAMES = ("sgd", "sgdm", "tam", "adam", "angulargrad", "adatam")
 TITLES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "resnet18": "ResNet18", "resnet34": "ResNet34",
           "mobilenet": "MobileNet"}  # fmt: skip
-HALF = 10**0.5
 
 
 def arms(weight_decay: float, lrs: Mapping[str, tuple[float, ...]], controls: bool = True) -> tuple[Arm, ...]:
@@ -87,8 +87,8 @@ def paper() -> tuple[Study, ...]:
 def fair() -> tuple[Study, ...]:
     """Grids of half decades around the paper's best lr, of one range of effective lr, extended alike."""
     centres = {name: OPTIMIZERS[name].lr for name in NAMES}
-    grids = {
-        name: tuple(lr / HALF * HALF**i for i in range(3)) for name, lr in centres.items() if lr is not None
+    grids: dict[str, tuple[float, ...]] = {
+        name: (lr / HALF_DECADE, lr, lr * HALF_DECADE) for name, lr in centres.items() if lr is not None
     }
     # One range of effective lr: without momentum a step is a tenth of SGDM's, AdaTAM's is 5 times Adam's.
     grids["sgd"] = tuple(10 * lr for lr in grids["sgdm"])
@@ -134,4 +134,5 @@ EXPERIMENT = Experiment(
     images.config_of,
     {"paper": paper(), "fair": fair(), "lr": at_the_papers_lr(), "quick": quick(), "smoke": smoke()},
     CHOICES,
+    CURVES,
 )

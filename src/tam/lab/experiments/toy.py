@@ -1,0 +1,90 @@
+"""The paper's two illustrations, on surfaces of two dimensions with a narrow valley and noisy gradients."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tam.lab import toy
+from tam.lab.charts import Series, line_chart
+from tam.lab.experiment import HALF_DECADE, Arm, Curve, Experiment, Study
+
+CHOICES = {
+    "surfaces": "a quadratic ravine 100 times steeper across than along, and Rosenbrock's valley: the "
+    "paper's figures show a surface without saying which.",
+    "noise": "0.1 in each coordinate of the gradient: the paper does not say.",
+    "outcome": "the mean loss of the last tenth of the steps.",
+}
+ANGLES = [float(angle) for angle in range(0, 181, 5)]
+
+
+def study(surface: str) -> Study:
+    arms = (
+        Arm("SGDM", "sgdm", (0.1,)),
+        Arm("TAM", "tam", (0.2,)),
+        Arm("SGD", "sgd", (1.0,)),  # of the same effective lr
+    )
+    return Study(
+        surface,
+        f"Trajectories on the surface '{surface}'",
+        {"surface": surface, "epochs": 300},
+        arms,
+        baseline="SGDM",
+        seeds=tuple(range(20)),
+        outcome="final",
+        label="final loss",
+        higher=False,
+        margin=0.0,
+        digits=5,
+    )
+
+
+def figures(shown: Study) -> list[str]:
+    """Momenta along an SGD trajectory, and the size of the new momentum against the angle."""
+    found = toy.along_a_trajectory(str(shown.workload["surface"]))
+    steps = [float(i + 1) for i in range(len(found["sgdm"]))]
+    titles = {"sgdm": "SGDM", "tam": "TAM, twice"}
+    sizes = [Series(titles[k], steps, [float(m.norm()) for m in found[k]]) for k in titles]
+    turned = [Series(titles[k], steps[1:], toy.turns(found[k])) for k in titles]
+    by_angle = [
+        Series("SGDM, half", ANGLES, [x / 2 for x in toy.size_by_angle("sgdm", ANGLES)]),
+        Series("TAM", ANGLES, toy.size_by_angle("tam", ANGLES)),
+        Series("SGDM", ANGLES, toy.size_by_angle("sgdm", ANGLES)),
+    ]
+    return [
+        line_chart(sizes, "|m| along one SGD trajectory", "step", "|m|"),
+        line_chart(turned, "Turn of m from step to step", "step", "degrees"),
+        line_chart(by_angle, "|m| after a gradient at an angle, |m| = |g| = 1 before", "degrees", "|m|"),
+    ]
+
+
+STUDIES = tuple(study(surface) for surface in toy.SURFACES)
+
+
+def searched(given: Study) -> Study:
+    """Grids of half decades, extended alike until every winner is inside."""
+    arms = tuple(
+        replace(arm, lrs=(arm.lrs[0] / HALF_DECADE, arm.lrs[0], arm.lrs[0] * HALF_DECADE))
+        for arm in given.arms
+    )
+    return replace(given, arms=arms, tuning_seeds=tuple(range(100, 110)), extend=True)
+
+
+EXPERIMENT = Experiment(
+    "toy",
+    "The paper's illustrations, computed on surfaces of two dimensions",
+    toy.run,
+    toy.config_of,
+    {
+        "paper": STUDIES,
+        "fair": tuple(map(searched, STUDIES)),
+        "quick": tuple(replace(one, seeds=tuple(range(5))) for one in STUDIES),
+        "smoke": (replace(STUDIES[0], seeds=(0, 1), workload={"surface": "ravine", "epochs": 20}),),
+    },
+    CHOICES,
+    (
+        Curve("loss", "Loss", "loss", log=True, by="step"),
+        Curve("alignment", "Alignment s", "s", by="step"),
+        Curve("grad_norm", "Gradient norm", "|g|", log=True, by="step"),
+    ),
+    figures,
+)
