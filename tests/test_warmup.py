@@ -436,3 +436,14 @@ def test_a_first_lr_of_zero_has_no_multiples() -> None:
 def test_nesterov_is_refused_before_the_training_begins() -> None:
     with pytest.raises(ValueError, match="nesterov=True"):
         tam.Warmup(SGD(parameters(SHAPES), lr=0.1, momentum=0.9, nesterov=True), tam.TAM, 3)
+
+
+def test_it_can_switch_before_its_time() -> None:
+    early, late = train(tam_to_sgd(), 2), train(tam.Warmup(tam.TAM(parameters(SHAPES), lr=0.02), SGD, 2), 2)
+    early.switch()
+    early.switch()  # it has
+    assert early.switched and late.switched
+    assert_same(early.optimizer, late.optimizer)
+    again = tam_to_sgd()
+    again.load_state_dict(early.state_dict())
+    assert again.switched

@@ -149,6 +149,17 @@ class Warmup(Optimizer):
 
     # ------------------------------------------------------------------ the switch
 
+    def switch(self) -> None:
+        """Hands over now, as if the first optimizer had taken its last step; nothing where that is done.
+
+        torch.distributed.checkpoint loads into state that is there: a new Warmup that is to take a
+        checkpoint from after the switch must have switched before.
+        """
+        if self._second is None:
+            self._switch()
+            for group in self.param_groups:
+                group[TAKEN] = group[STEPS]
+
     @_disable_dynamo
     def _switch(self) -> None:
         second = self._make_second()
