@@ -439,7 +439,8 @@ def test_nesterov_is_refused_before_the_training_begins() -> None:
 
 
 def test_it_can_switch_before_its_time() -> None:
-    early, late = train(tam_to_sgd(), 2), train(tam.Warmup(tam.TAM(parameters(SHAPES), lr=0.02), SGD, 2), 2)
+    first = tam.TAM(parameters(SHAPES), lr=0.02, weight_decay=1e-3)
+    early, late = train(tam_to_sgd(), 2), train(tam.Warmup(first, SGD, 2), 2)
     early.switch()
     early.switch()  # it has
     assert early.switched and late.switched
