@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
+import signal
 import subprocess
+import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
+import tam
 from tam.cli import build
 from tam.lab.experiment import Plan
 from tam.lab.runner import Selection, plans, remembered
@@ -136,3 +140,21 @@ def test_mistakes(arguments: list[str], message: str, tmp_path: Path) -> None:
 def test_data_check_of_embedded_data(tmp_path: Path) -> None:
     code, output = tam_lab("data", "check", "digits", "--data", tmp_path)
     assert code == 0 and "all of it is there" in output
+
+
+def test_ctrl_c_ends_cleanly_and_says_how_to_go_on(tmp_path: Path) -> None:
+    code = "from tam.cli import main\nmain()"
+    arguments = ["lab", "run", "images", "--preset", "smoke", "--out", str(tmp_path), "--device", "cpu"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(tam.__file__).parents[1])}
+    process = subprocess.Popen(
+        [sys.executable, "-c", code, *arguments], stderr=subprocess.PIPE, text=True, env=environment
+    )
+    assert process.stderr is not None
+    for line in process.stderr:
+        if "start" in line:
+            process.send_signal(signal.SIGINT)
+            break
+    _, rest = process.communicate(timeout=60)
+    assert process.returncode != 0 and "stopped; the same command goes on from the last checkpoints" in rest
+    assert "Traceback" not in rest
+    assert tam_lab(*arguments[1:])[0] == 0  # and it does
