@@ -10,7 +10,15 @@ from tam._version import __version__
 if TYPE_CHECKING:
     import typer
 
-_EXTRA = {"numpy": "demo", "ray": "ray", "rich": "demo", "scipy": "lab", "sklearn": "demo", "typer": "demo"}
+_EXTRA = {
+    "PIL": "lab",
+    "numpy": "demo",
+    "ray": "ray",
+    "rich": "demo",
+    "scipy": "lab",
+    "sklearn": "demo",
+    "typer": "demo",
+}
 
 
 def build() -> "typer.Typer":

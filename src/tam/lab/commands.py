@@ -90,7 +90,8 @@ def run(
         _ends(error)
     except KeyboardInterrupt:
         sys.exit("tam: stopped; the same command goes on from the last checkpoints")
-    print(f"{out}: done; `tam lab report {out} -o report.html` writes the report")
+    if os.environ.get("RANK", "0") == "0":  # of torchrun's
+        print(f"{out}: done; `tam lab report {out} -o report.html` writes the report")
 
 
 @app.command()

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tam.lab.engines import torchrun
 from tam.lab.engines.local import Local
 from tam.lab.engines.work import Event, Job, Place
 from tam.lab.experiment import Experiment, Plan, experiments
@@ -53,6 +54,8 @@ ENGINES = ("local", "ray")
 def make_engine(
     name: str, place: Place, workers: int, tell: Callable[[Event], None], address: str | None = None
 ) -> Any:
+    if torchrun.started():
+        return torchrun.Torchrun(place, tell)
     if name == "ray":
         from tam.lab.engines.ray import Ray
 

@@ -68,6 +68,7 @@ class TrialFolder:
     def __init__(self, root: Path, config: Mapping[str, Any]) -> None:
         self.config, self.key = dict(config), key_of(config)
         self.path = root / "trials" / self.key
+        self.writes = True  # not so on ranks that take part in a trial another one writes of
 
     # ------------------------------------------------------------------ result
 
@@ -81,6 +82,8 @@ class TrialFolder:
 
     def finish(self, result: Mapping[str, Any]) -> None:
         """Writes the result; the checkpoints are no longer needed."""
+        if not self.writes:
+            return
         write_whole(self.path / "result.json", _json(result))
         for path in self._checkpoints():
             path.unlink(missing_ok=True)
@@ -107,6 +110,8 @@ class TrialFolder:
 
     def log(self, row: Mapping[str, Any]) -> None:
         """Appends a line to the metrics."""
+        if not self.writes:
+            return
         try:
             with (self.path / "metrics.jsonl").open("ab") as file:
                 file.write(json.dumps(row).encode() + b"\n")
@@ -123,6 +128,8 @@ class TrialFolder:
 
     def save(self, epoch: int, state: Mapping[str, Any]) -> None:
         """A checkpoint, from which `load` goes on after the given epoch."""
+        if not self.writes:
+            return
         buffer = io.BytesIO()
         torch.save(dict(state), buffer)
         content = buffer.getvalue()
@@ -141,6 +148,8 @@ class TrialFolder:
                 found = int(epoch), state
                 break
             warnings.warn(f"{path} is damaged: going on from the checkpoint before it", stacklevel=2)
+        if not self.writes:
+            return found
         last = found[0] if found else 0
         kept = [row for row in self.metrics() if row["epoch"] <= last]
         write_whole(self.path / "metrics.jsonl", b"".join(json.dumps(row).encode() + b"\n" for row in kept))
