@@ -122,3 +122,21 @@ def test_configs() -> None:
     assert "augment" not in config() and config(augment=False)["augment"] is False
     cosine = images.Config(**config(epochs=4))
     assert [cosine.learning_rate(e) for e in (0, 2)] == [0.2, pytest.approx(0.1)]
+
+
+def test_a_pretrained_network_but_for_its_head(tmp_path: Path) -> None:
+    source = images.Training(images.Config(**config(seed=7)), tmp_path, CPU, None).model
+    state = dict(source.state_dict())
+    state["head.weight"] = torch.zeros(3, 16)  # of other classes
+    torch.save(state, tmp_path / "net.pt")
+    given = config(checkpoint="net.pt", resize=12)
+    training = images.Training(images.Config(**given), tmp_path, CPU, None)
+    own = training.model.state_dict()
+    assert torch.equal(own["stem.0.weight"], state["stem.0.weight"]) and own["head.weight"].shape == (10, 16)
+    assert training._resized(torch.zeros(2, 3, 8, 8)).shape == (2, 3, 12, 12)
+    training.draws.epoch(0)
+    training.step()
+    torch.save({"other": torch.zeros(1)}, tmp_path / "other.pt")
+    for name, message in (("other.pt", "is of another network: 0 of"), ("gone.pt", "cannot be read")):
+        with pytest.raises(LabError, match=message):
+            images.begin_from(source, name, tmp_path)

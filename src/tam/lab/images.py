@@ -9,6 +9,7 @@ graph; on a CPU the same function runs as it is.
 from __future__ import annotations
 
 import math
+import pickle
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields
@@ -17,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
-from torch.nn.functional import cross_entropy, pad
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, interpolate, pad
 
 from tam import registry
 from tam.lab.data import ImageData, load, split
@@ -52,6 +53,10 @@ class Config:
     damping_of: str | None = None  # that trial's key
     test: bool = False  # whether the test images are read, once, at the end
     limit: int | None = None  # train on so many images only
+    resize: int | None = None  # to so many pixels a side, after the crop
+    checkpoint: str | None = (
+        None  # to begin from: a file with a state dict, whose head may be of other classes
+    )
 
     def __post_init__(self) -> None:
         registry.get(self.optimizer)
@@ -87,6 +92,25 @@ def _data(name: str, folder: Path, device: torch.device) -> tuple[ImageData, Ten
     """Shared by all trials of a process."""
     data = load(name, folder)
     return data, data.train[0].to(device), data.train[1].to(device)
+
+
+def begin_from(model: nn.Module, source: str, folder: Path) -> None:
+    """Loads a pretrained network; what has another shape (its head) stays new."""
+    if source.startswith("timm:"):
+        import timm
+
+        found = timm.create_model(source.removeprefix("timm:"), pretrained=True).state_dict()
+    else:
+        path = folder / source
+        try:
+            found = torch.load(path, map_location="cpu", weights_only=True)
+        except (OSError, RuntimeError, pickle.UnpicklingError) as error:
+            raise LabError(f"the checkpoint {path} cannot be read: {error}") from error
+    own = model.state_dict()
+    fitting = {k: v for k, v in found.items() if k in own and own[k].shape == v.shape}
+    if 2 * len(fitting) < len(own):
+        raise LabError(f"{source} is of another network: {len(fitting)} of {len(own)} tensors fit")
+    model.load_state_dict(fitting, strict=False)
 
 
 class Draws:
@@ -142,6 +166,8 @@ class Training:
             raise LabError(f"{len(self.draws.indices)} images make no batch of {config.batch}")
         torch.manual_seed(config.seed)
         self.model = get_model(config.model).make(self.data.classes).to(device)
+        if config.checkpoint is not None:
+            begin_from(self.model, config.checkpoint, data_folder)
         cuda = device.type == "cuda"
         self.dtype = torch.bfloat16 if cuda else torch.float32
         if cuda:
@@ -173,11 +199,15 @@ class Training:
         return record.create(self.model.parameters(), lr=self.lr, **options)
 
     def _loss_of(self, images: Tensor, labels: Tensor, shift: Tensor, flip: Tensor) -> Tensor:
-        x = prepare(images, shift, flip, self.mean, self.std)
+        x = self._resized(prepare(images, shift, flip, self.mean, self.std))
         if self.device.type == "cuda":
             x = x.contiguous(memory_format=torch.channels_last)
         with torch.autocast(self.device.type, self.dtype, enabled=self.dtype is torch.bfloat16):
             return cross_entropy(self.model(x), labels)
+
+    def _resized(self, x: Tensor) -> Tensor:
+        size = self.config.resize
+        return x if size is None else interpolate(x, (size, size), mode="bilinear", antialias=True)
 
     def step(self) -> None:
         """One step, as a graph once it has been captured."""
@@ -231,7 +261,7 @@ class Training:
         self.model.eval()
         right = torch.zeros((), device=self.device)
         for x, y in zip(torch.split(images, 2000), torch.split(labels, 2000), strict=True):
-            x = normalise(x.to(self.device), self.mean, self.std)
+            x = self._resized(normalise(x.to(self.device), self.mean, self.std))
             with torch.autocast(self.device.type, self.dtype, enabled=self.dtype is torch.bfloat16):
                 right += (self.model(x).argmax(1) == y.to(self.device)).sum()
         self.model.train()

@@ -22,6 +22,9 @@ CHOICES = {
     "split": "40,000 images to train on and 10,000 to validate on, as the paper has it, drawn for each seed.",
     "outcome": "the last epoch's accuracy on the validation images, fixed beforehand: the paper's is a "
     "validation accuracy, of which epoch it does not say.",
+    "vit": "10 epochs, no weight decay, images of 224 x 224, and of the paper's 'ViT' the B/32, whose 87M "
+    "parameters are the paper's; the checkpoint is `vit.pt` in the data folder (timm's "
+    "vit_base_patch32_224): the paper does not say.",
     "precision": "bfloat16 autocast on GPUs, float32 on CPUs; parameters and state are float32.",
 }
 
@@ -40,6 +43,12 @@ PAPER: Mapping[str, Mapping[str, tuple[float, float]]] = {
     "cifar100-mobilenet": {"SGD": (72.8, 0.1), "SGDM": (72.8, 0.3), "TAM": (72.8, 0.1),
                            "Adam": (69.8, 0.1), "AngularGrad": (66.4, 0.1), "AdaTAM": (70.7, 0.3)},
 }  # fmt: skip
+
+PAPER_VIT = {
+    "cifar10": {"SGD": (97.1, 0.1), "SGDM": (97.7, 0.1), "TAM": (97.7, 0.1)},
+    "cifar100": {"SGD": (74.4, 0.6), "SGDM": (85.3, 0.2), "TAM": (86.2, 0.2)},
+}
+VIT_LRS = (0.01, 0.03, 0.1, 0.3)
 
 NAMES = ("sgd", "sgdm", "tam", "adam", "angulargrad", "adatam")
 TITLES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "resnet18": "ResNet18", "resnet34": "ResNet34",
@@ -82,6 +91,29 @@ def paper() -> tuple[Study, ...]:
     more = {"seeds": (0, 1, 2), "tuning_seeds": (100,)}
     found = [study(data, model, 1e-4, arms=arms(1e-4, grids), **more) for data, model in pairs]
     return (*found, study("cifar10", "resnet18", 5e-4, arms=arms(5e-4, grids), **more))
+
+
+def vit(data: str) -> Study:
+    """ViT-B/32, pretrained on ImageNet, fine-tuned with the paper's own grids: without the adaptive ones."""
+    lrs = {"sgd": VIT_LRS, "sgdm": VIT_LRS, "tam": tuple(2 * lr for lr in VIT_LRS)}
+    workload = {
+        "data": data,
+        "model": "vit",
+        "epochs": 10,
+        "batch": 128,
+        "resize": 224,
+        "checkpoint": "vit.pt",
+    }
+    return Study(
+        f"{data}-vit",
+        f"ViT-B/32 fine-tuned on {TITLES[data]}",
+        workload,
+        arms(0.0, lrs),
+        baseline="SGDM",
+        seeds=(0, 1, 2),
+        tuning_seeds=(100,),
+        paper=PAPER_VIT[data],
+    )
 
 
 def fair() -> tuple[Study, ...]:
@@ -132,7 +164,14 @@ EXPERIMENT = Experiment(
     "Image classification (the paper's section 4.1 and appendix)",
     images.run,
     images.config_of,
-    {"paper": paper(), "fair": fair(), "lr": at_the_papers_lr(), "quick": quick(), "smoke": smoke()},
+    {
+        "paper": paper(),
+        "vit": (vit("cifar10"), vit("cifar100")),
+        "fair": fair(),
+        "lr": at_the_papers_lr(),
+        "quick": quick(),
+        "smoke": smoke(),
+    },
     CHOICES,
     CURVES,
 )
