@@ -80,7 +80,7 @@ def run(
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     on_gpu = device.startswith("cuda")
-    place = Place(out, data or default_folder(), device, together if on_gpu else 1)
+    place = Place(out.resolve(), (data or default_folder()).resolve(), device, together if on_gpu else 1)
     selection = runner.Selection(name, preset, tuple(study), tuple(arm), seeds)
     count = workers or (1 if on_gpu else os.cpu_count() or 1)
     try:

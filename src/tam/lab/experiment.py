@@ -18,7 +18,6 @@ from typing import Any
 from tam.lab.store import LabError, TrialFolder
 
 Trial = dict[str, Any]  # a config: all that determines it
-Results = Mapping[str, Mapping[str, Any]]  # of finished trials, by key
 
 
 @dataclass(frozen=True)
@@ -63,6 +62,8 @@ class Study:
         wanted = {self.arm(name).name for name in arms} or {arm.name for arm in self.arms}
         wanted |= {arm.control_of for arm in self.arms if arm.name in wanted and arm.control_of}
         kept = tuple(arm for arm in self.arms if arm.name in wanted or arm.name == self.baseline)
+        if seeds is not None and seeds > len(self.seeds):
+            raise LabError(f"{self.name} has {len(self.seeds)} seeds, not {seeds}")
         return replace(self, arms=kept, seeds=self.seeds[:seeds])
 
     def arm(self, name: str) -> Arm:
@@ -185,7 +186,7 @@ class Plan:
         """The lr of an arm and whether it is at an edge of its grid; None where that is not known yet."""
         if arm.control_of is not None:
             found = self.chosen(self.study.arm(arm.control_of))
-            return None if found is None else (found[0] * arm.lr_ratio, found[1])
+            return None if found is None else (found[0] * arm.lr_ratio, False)
         lrs = self.grid(arm)
         if len(lrs) == 1:
             return lrs[0], False
@@ -214,10 +215,13 @@ class Plan:
     def to_run(self) -> list[Trial]:
         """The trials that can be run now and have no result; empty when the study is done."""
         wanted: list[Trial] = []
+        for arm in self._tuned():
+            if self.chosen(arm) is None:
+                wanted += self.tuning(arm, self.grid(arm))
+        if wanted:  # no test image is read before every lr is chosen
+            return [trial for trial in wanted if self.result(trial) is None]
         for arm in self.study.arms:
             reported = self.reported(arm)
             if reported is not None:
                 wanted += reported
-            elif arm.control_of is None:
-                wanted += self.tuning(arm, self.grid(arm))
         return [trial for trial in wanted if self.result(trial) is None]

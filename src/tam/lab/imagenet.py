@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader, Subset
 
 from tam import registry
 from tam.lab.data.imagenet import Folders, generate
-from tam.lab.images import Progress, normalise
+from tam.lab.images import Progress, normalise, told
 from tam.lab.machine import machine
 from tam.lab.models import get_model, parameters
 from tam.lab.store import LabError, TrialFolder
@@ -57,8 +57,7 @@ class Config:
 
 def config_of(**options: Any) -> dict[str, Any]:
     """A trial's config, checked, without defaults."""
-    given, defaults = asdict(Config(**options)), {f.name: f.default for f in fields(Config)}
-    return {k: v for k, v in given.items() if v != defaults[k] and v != {}}
+    return told(Config(**options))
 
 
 class Ranks:
@@ -67,6 +66,10 @@ class Ranks:
     def __init__(self) -> None:
         self.many = dist.is_available() and dist.is_initialized()
         self.rank, self.count = (dist.get_rank(), dist.get_world_size()) if self.many else (0, 1)
+
+    def share(self, x: Tensor) -> None:
+        if self.many:
+            dist.broadcast(x, 0)
 
     def add(self, x: Tensor) -> Tensor:
         if self.many:
@@ -104,7 +107,7 @@ def run(
         optimizer.load_state_dict(state["optimizer"])
         spent = float(state["seconds"])
     begin = saved = time.monotonic()
-    metrics: dict[str, Any] = folder.metrics()[-1] if first else {}
+    metrics: dict[str, Any] = folder.last_metrics() if first else {}
     for epoch in range(first, settings.epochs):
         for group in optimizer.param_groups:
             group["lr"] = settings.learning_rate(epoch)
@@ -178,6 +181,8 @@ def _load(
 @torch.no_grad()
 def _accuracy(model: nn.Module, data: Folders, settings: Config, ranks: Ranks, device: torch.device) -> float:
     """In percent, each rank on its part of the images."""
+    for buffer in model.buffers():  # each rank has its own of batch norm's; the checkpoint has rank 0's
+        ranks.share(buffer)
     model.eval()
     right = torch.zeros((), dtype=torch.float64, device=device)
     mine = torch.arange(ranks.rank, len(data), ranks.count)

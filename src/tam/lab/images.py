@@ -8,6 +8,7 @@ graph; on a CPU the same function runs as it is.
 
 from __future__ import annotations
 
+import inspect
 import math
 import pickle
 import time
@@ -29,7 +30,7 @@ from tam.lab.store import LabError, TrialFolder
 from tam.optimizers.torque import TorqueOptimizer
 
 EAGER = 3  # steps before the graph is captured: they compile, and make the optimizer's state
-LOSS, NORM, ALIGNMENT = range(3)  # what is seen of a step
+ALIGNMENT = 2  # the columns of what is seen of a step: loss, |g|, s
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,8 @@ class Config:
             raise ValueError(f"schedule={self.schedule!r}: must be 'cosine' or 'constant'")
         if (self.damping is None) != (self.damping_of is None):
             raise ValueError("damping and damping_of go together")
+        if self.damping is not None and self.options.get("scope", "global") != "global":
+            raise ValueError("damping replaces the one d of scope='global'")
         if self.damping is not None and (
             self.damping not in ("mean", "shuffled", "same") or self.optimizer != "tam"
         ):
@@ -186,7 +189,7 @@ class Training:
         self.taken = torch.zeros((), dtype=torch.int64, device=device)  # steps of the whole run
         self.lanes = torch.arange(config.batch, device=device)
         self.seen = torch.zeros(self.steps, 3, device=device)
-        self.loss_of = torch.compile(self._loss_of) if cuda else self._loss_of
+        self.loss_of = torch.compile(self._loss_of, dynamic=False) if cuda else self._loss_of
         self.graph: Any = None
         self.eager = 0
 
@@ -241,7 +244,9 @@ class Training:
             if self.given is not None:
                 assert isinstance(self.optimizer, TorqueOptimizer)
                 self.optimizer.make_state()
-                self.optimizer.segment_alignments()[0].copy_(self.given[self.taken])
+                # Not given[taken]: that would wait for the device, and a graph would keep the first value.
+                now = self.taken.clamp(max=len(self.given) - 1).reshape(1)
+                self.optimizer.segment_alignments()[0].copy_(self.given.index_select(0, now)[0])
         self.optimizer.step()
         with torch.no_grad():
             now = torch.div(self.position, self.config.batch, rounding_mode="floor").reshape(1)
@@ -303,7 +308,7 @@ def run(
         training.load_state_dict(state["training"])
         steps, spent = [state["steps"].cpu()], float(state["seconds"])
     begin = saved = time.monotonic()
-    metrics: dict[str, Any] = folder.metrics()[-1] if first else {}
+    metrics: dict[str, Any] = folder.last_metrics() if first else {}
     for epoch in range(first, settings.epochs):
         training.lr.fill_(settings.learning_rate(epoch))
         training.draws.epoch(epoch)
@@ -341,7 +346,7 @@ def run(
             saved = now
     s = torch.cat(steps)[:, ALIGNMENT].clone()
     if not s.isnan().any():
-        torch.save(s, folder.path / "alignment.pt")
+        folder.write("alignment.pt", s)
     result = {
         "validation": metrics["validation"], "loss": metrics["loss"], "epochs": metrics["epoch"],
         "diverged": not math.isfinite(metrics["loss"]), "parameters": parameters(training.model),
@@ -378,5 +383,13 @@ def _given(config: Config, folder: TrialFolder) -> Tensor | None:
 
 def config_of(**options: Any) -> dict[str, Any]:
     """A trial's config, checked. Defaults are left out, so that a new one does not rename old trials."""
-    given, defaults = asdict(Config(**options)), {f.name: f.default for f in fields(Config)}
+    return told(Config(**options))
+
+
+def told(config: Any) -> dict[str, Any]:
+    """A config as JSON has it: one form of what is the same, without what is the default."""
+    given, defaults = asdict(config), {f.name: f.default for f in fields(config)}
+    given |= {"lr": float(given["lr"]), "optimizer": given["optimizer"].lower()}
+    usual = inspect.signature(registry.get(given["optimizer"]).cls).parameters
+    given["options"] = {k: v for k, v in given["options"].items() if k not in usual or usual[k].default != v}
     return {k: v for k, v in given.items() if v != defaults[k] and v != {}}

@@ -52,7 +52,13 @@ def table(plan: Plan) -> tuple[list[str], list[list[str]]]:
     study = plan.study
     values = {outcome.arm.name: outcome.values(study.outcome) for outcome in found}
     baseline = study.baseline
-    differences = stats.compare(values, baseline, study.margin, study.higher) if values.get(baseline) else {}
+    keys = {outcome.arm.name: {folder.key for folder in outcome.folders.values()} for outcome in found}
+    # An arm may come to the baseline's own trials: that is no comparison.
+    same = {name for name in values if name != baseline and keys[name] and keys[name] <= keys[baseline]}
+    compared = {name: x for name, x in values.items() if name not in same}
+    differences = (
+        stats.compare(compared, baseline, study.margin, study.higher) if values.get(baseline) else {}
+    )
     rows = []
     for outcome in found:
         name = outcome.arm.name
@@ -62,15 +68,52 @@ def table(plan: Plan) -> tuple[list[str], list[list[str]]]:
             if outcome.lr is None
             else f"{outcome.lr:.3g}" + (" (at the edge of its grid)" if outcome.edge else "")
         )
-        row = [name, lr, f"{len(values[name])} of {outcome.wanted}"]
+        diverged = sum(bool((folder.result or {}).get("diverged")) for folder in outcome.folders.values())
+        row = [
+            name,
+            lr,
+            f"{len(values[name])} of {outcome.wanted}" + (f", {diverged} diverged" if diverged else ""),
+        ]
         row += [_shown(values[name], study.digits) or "not run", _shown(outcome.values("test"), study.digits)]
-        row += ["", "", ""] if difference is None else _difference(difference, study.digits)
+        row += ["", "", "the baseline's trials" if name in same else ""]
+        if difference is not None:
+            row[-3:] = _difference(difference, study.digits)
+            if difference.n < outcome.wanted:
+                row[-1] = f"so far {row[-1]}"
         rows.append([*row, "" if paper is None else f"{paper[0]} ± {paper[1]}"])
     header = [column.format(baseline=baseline, label=study.label) for column in HEADER]
     empty = [
         i for i, name in enumerate(header) if name in ("test %", "paper") and not any(row[i] for row in rows)
     ]
     return _without(header, empty), [_without(row, empty) for row in rows]
+
+
+def against_controls(plan: Plan) -> list[str]:
+    """An arm with controls against each of them: a line each, and whether it helps."""
+    study, found = plan.study, {outcome.arm.name: outcome for outcome in outcomes(plan)}
+    lines = []
+    for source in dict.fromkeys(arm.control_of for arm in study.arms if arm.control_of):
+        controls = [arm.name for arm in study.arms if arm.control_of == source]
+        values = {name: found[name].values(study.outcome) for name in (source, *controls)}
+        if not all(values.values()):
+            missing = [name for name in values if not values[name]]
+            lines.append(f"{source} against its controls: not run are {', '.join(missing)}.")
+            continue
+        differences = stats.compare(values, source, study.margin, study.higher)
+        swapped = {"better": "worse", "worse": "better"}  # the control's verdict is not the arm's
+        verdicts = {name: swapped.get(d.verdict, d.verdict) for name, d in differences.items()}
+        for name, d in differences.items():
+            low, high = -d.high, -d.low
+            interval = f"{low:+.{study.digits}f} to {high:+.{study.digits}f}, n = {d.n}"
+            lines.append(
+                f"{source} minus {name}: {-d.mean:+.{study.digits}f} ({interval}): {verdicts[name]}."
+            )
+        complete = all(len(x) == len(study.seeds) for x in values.values())
+        helps = complete and all(verdict == "better" for verdict in verdicts.values())
+        lines.append(
+            f"{source} {'helps' if helps else 'is not shown to help'}: it must be better than all of them."
+        )
+    return lines
 
 
 def _without(cells: list[str], places: list[int]) -> list[str]:
@@ -110,9 +153,9 @@ def curves(plan: Plan, key: str) -> Iterator[charts.Series]:
 NOTES = (
     "Outcomes are of the last epoch, mean ± standard deviation over the seeds; test images are read once, at "
     "the end. Differences are taken seed by seed: for one seed all arms share the split, the initial weights "
-    "and the batches. Intervals are widened by Holm's method over the comparisons of a study. Equivalent: "
-    "the interval lies within the study's margin (0.2 points of accuracy); undecided: neither that nor on "
-    "one side of 0. TAM is said to help only where it beats its controls."
+    "and the batches. The intervals of a study's comparisons hold together with 95% (Bonferroni); better and "
+    "worse are decided by Holm's method. Equivalent: the interval lies within the study's margin, 0.2 points "
+    "for accuracies. Curves: mean over the seeds, band from least to greatest."
 )
 
 
@@ -131,7 +174,9 @@ def html(root: Path, selections: Sequence[Selection]) -> str:
         for plan in plans(selection, root):
             header, rows = table(plan)
             body += [f"<h2>{escape(plan.study.title)} (preset {escape(selection.preset)})</h2>"]
-            body += [charts.table(header, rows), '<div class="charts">']
+            body += [charts.table(header, rows)]
+            body += [f"<p>{escape(line)}</p>" for line in against_controls(plan)]
+            body += ['<div class="charts">']
             for curve in plan.experiment.curves:
                 lines = list(curves(plan, curve.key))
                 if lines:
@@ -168,6 +213,7 @@ def markdown(root: Path, selections: Sequence[Selection]) -> str:
             header, rows = table(plan)
             lines += ["", f"## {plan.study.title} (preset {selection.preset})", ""]
             lines += [_row(header), _row(["---"] * len(header)), *map(_row, rows), ""]
+            lines += [*against_controls(plan), ""] if against_controls(plan) else []
             lines += [f"- **{k}**: {v}" for k, v in facts(plan).items()]
     return "\n".join(lines) + "\n"
 

@@ -77,9 +77,16 @@ def run(
     wanted = plans(selection, place.root)
     remember(selection, place.root)
     with make_engine(engine, place, workers, tell, address) as running:
+        before: list[Job] = []
         while jobs := _jobs(selection.experiment, wanted):
+            if jobs == before:
+                raise LabError(
+                    f"{len(jobs)} trials left no result: another run is at work on them in {place.root}, or "
+                    "that folder is another one where they ran"
+                )
             tell(len(jobs))
             running.run(jobs)
+            before = jobs
 
 
 def _jobs(experiment: str, wanted: list[Plan]) -> list[Job]:

@@ -1,8 +1,8 @@
 """What paired runs say: the mean difference, its 95% interval, and a verdict.
 
 For one seed all arms share the split, the initial weights and the batches, so that differences are taken seed
-by seed. Where an experiment makes several comparisons, their intervals are widened by Holm's method, so that
-all of them together hold with 95%.
+by seed. Of m comparisons the intervals are of 1 - 5% / m (Bonferroni), so that all of them together hold with
+95%; whether a difference is told from 0 is decided by Holm's method, which is sharper.
 """
 
 from __future__ import annotations
@@ -49,23 +49,21 @@ def compare(
         for name, outcomes in arms.items()
         if name != baseline
     }
-    p = {name: _p(differences) for name, differences in pairs.items() if differences}
+    p = {name: _p(differences) for name, differences in pairs.items()}
+    testable = [name for name in p if not math.isnan(p[name])]
     found = {}
-    # Holm: the smallest p is held to 5% / m, the next to 5% / (m - 1), and so on; after one that is not
-    # significant none is.
-    ordered = sorted(p, key=lambda name: (math.isnan(p[name]), p[name]))
-    blocked = False
-    for i, name in enumerate(ordered):
-        level = LEVEL / (len(ordered) - i)
+    significant = True  # Holm: after one that is not, none is
+    for i, name in enumerate(sorted(p, key=lambda name: (math.isnan(p[name]), p[name]))):
         differences = pairs[name]
-        low, high = interval(differences, level)
-        significant = not blocked and p[name] <= level
-        blocked = not significant
+        if not differences:
+            continue
+        low, high = interval(differences, LEVEL / max(1, len(testable)))
+        significant = significant and p[name] <= LEVEL / max(1, len(testable) - i)
         verdict = "undecided"
-        if significant and (low > 0 or high < 0):
-            verdict = "better" if (low > 0) == higher else "worse"
         if low >= -equivalent and high <= equivalent:
             verdict = "equivalent"
+        elif significant:
+            verdict = "better" if (mean(differences) > 0) == higher else "worse"
         found[name] = Difference(len(differences), mean(differences), low, high, p[name], verdict)
     return found
 

@@ -75,10 +75,13 @@ class TrialFolder:
     @property
     def result(self) -> dict[str, Any] | None:
         """The result of a finished trial."""
+        path = self.path / "result.json"
         try:
-            return dict(json.loads((self.path / "result.json").read_text(encoding="utf-8")))
+            return dict(json.loads(path.read_text(encoding="utf-8")))
         except FileNotFoundError:
             return None
+        except ValueError as error:
+            raise LabError(f"{path} is damaged: remove it, and the trial is run again") from error
 
     def finish(self, result: Mapping[str, Any]) -> None:
         """Writes the result; the checkpoints are no longer needed."""
@@ -103,8 +106,11 @@ class TrialFolder:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
                 raise BusyError(f"another process works on {self.path}") from None
-            lock.write(f"{os.getpid()}\n")
-            lock.flush()
+            try:
+                lock.write(f"{os.getpid()}\n")
+                lock.flush()
+            except OSError as error:
+                raise _explained(error, self.path / "lock") from error
             write_whole(self.path / "config.json", _json(self.config))
             yield
 
@@ -114,7 +120,7 @@ class TrialFolder:
             return
         try:
             with (self.path / "metrics.jsonl").open("ab") as file:
-                file.write(json.dumps(row).encode() + b"\n")
+                file.write(_line(row))
         except OSError as error:
             raise _explained(error, self.path / "metrics.jsonl") from error
 
@@ -126,10 +132,25 @@ class TrialFolder:
             return []
         return [json.loads(line) for line in lines[:-1]]
 
+    def last_metrics(self) -> dict[str, Any]:
+        rows = self.metrics()
+        if not rows:
+            raise LabError(f"{self.path} has a checkpoint, but no metrics: remove the folder to begin anew")
+        return rows[-1]
+
+    def write(self, name: str, value: Any) -> None:
+        """A file beside the others."""
+        if self.writes:
+            buffer = io.BytesIO()
+            torch.save(value, buffer)
+            write_whole(self.path / name, buffer.getvalue())
+
     def save(self, epoch: int, state: Mapping[str, Any]) -> None:
         """A checkpoint, from which `load` goes on after the given epoch."""
         if not self.writes:
             return
+        # What the checkpoint goes on from must not be lost when it is kept.
+        write_whole(self.path / "metrics.jsonl", b"".join(map(_line, self.metrics())))
         buffer = io.BytesIO()
         torch.save(dict(state), buffer)
         content = buffer.getvalue()
@@ -148,11 +169,13 @@ class TrialFolder:
                 found = int(epoch), state
                 break
             warnings.warn(f"{path} is damaged: going on from the checkpoint before it", stacklevel=2)
+            if self.writes:
+                path.unlink()  # it would take the place of a good one
         if not self.writes:
             return found
         last = found[0] if found else 0
         kept = [row for row in self.metrics() if row["epoch"] <= last]
-        write_whole(self.path / "metrics.jsonl", b"".join(json.dumps(row).encode() + b"\n" for row in kept))
+        write_whole(self.path / "metrics.jsonl", b"".join(map(_line, kept)))
         return found
 
     def _checkpoints(self) -> list[Path]:
@@ -162,6 +185,10 @@ class TrialFolder:
 
 def _json(value: Mapping[str, Any]) -> bytes:
     return json.dumps(value, indent=1).encode() + b"\n"
+
+
+def _line(row: Mapping[str, Any]) -> bytes:
+    return json.dumps(row).encode() + b"\n"
 
 
 def _digest(content: bytes) -> str:

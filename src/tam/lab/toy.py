@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from tam import registry
-from tam.lab.images import Progress
+from tam.lab.images import Progress, told
 from tam.lab.machine import machine
 from tam.lab.store import TrialFolder
 from tam.optimizers.torque import TorqueOptimizer
@@ -63,8 +63,7 @@ class Config:
 
 def config_of(**options: Any) -> dict[str, Any]:
     """A trial's config, checked, without defaults."""
-    given, defaults = asdict(Config(**options)), {f.name: f.default for f in fields(Config)}
-    return {k: v for k, v in given.items() if v != defaults[k] and v != {}}
+    return told(Config(**options))
 
 
 def walk(config: Config) -> Iterator[tuple[Tensor, Tensor, float, torch.optim.Optimizer]]:

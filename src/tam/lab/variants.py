@@ -45,19 +45,9 @@ def shorter(study: Study, epochs: int) -> Study:
 def tiny(study: Study) -> Study:
     """scikit-learn's digits and a network of 5,000 parameters: under a minute on two CPU cores."""
     workload = {"data": "digits", "model": "tiny", "epochs": 2, "batch": 64, "held_out": 300}
-    return replace(_with(study, workload, seeds=(0, 1)), paper={})
+    return replace(_with(study, workload, seeds=(0, 1)), paper={}, title=f"{study.name}, in small: digits")
 
 
 def _with(study: Study, workload: dict[str, Any], seeds: tuple[int, ...]) -> Study:
-    arms = tuple(
-        replace(
-            arm, lrs=arm.lrs if arm.control_of else (max(arm.lrs),), settings=_small(arm.settings, workload)
-        )
-        for arm in study.arms
-    )
+    arms = tuple(replace(arm, lrs=arm.lrs if arm.control_of else (max(arm.lrs),)) for arm in study.arms)
     return replace(study, arms=arms, workload={**study.workload, **workload}, seeds=seeds, tuning_seeds=())
-
-
-def _small(settings: Any, workload: dict[str, Any]) -> dict[str, Any]:
-    """An arm's own batch size is kept only where the data allows it."""
-    return {k: v for k, v in settings.items() if not (k == "batch" and "data" in workload)}

@@ -8,6 +8,9 @@ import queue
 import signal
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from multiprocessing.connection import Connection, wait
+from pickle import UnpicklingError
 from typing import Any
 
 from tam.lab.engines.work import ATTEMPTS, Event, Job, Place, work
@@ -15,14 +18,16 @@ from tam.lab.store import LabError, key_of
 
 
 class Local:
-    """The processes, and who works on what. A context: at its end they are gone."""
+    """The processes, and who works on what. A context: at its end they are gone.
+
+    Each process has a pipe of its own: one that is killed in the middle of a message harms no other.
+    """
 
     def __init__(self, place: Place, workers: int, tell: Callable[[Event], None]) -> None:
         self.place, self.workers, self.tell = place, workers, tell
         self.context = multiprocessing.get_context("spawn")
-        self.events: Any = self.context.Queue()
         self.processes: dict[int, Any] = {}  # by number
-        self.inboxes: dict[int, Any] = {}
+        self.pipes: dict[int, Connection] = {}
         self.at_work: dict[int, dict[str, Job]] = {}  # by number and key
         self.deaths: dict[str, int] = {}  # of processes, by the key of a trial
         self.failures: list[str] = []
@@ -44,22 +49,25 @@ class Local:
                 self._start(number)
         self._hand_out(waiting)
         while any(self.at_work.values()):
-            try:
-                number, event = self.events.get(timeout=0.5)
-            except queue.Empty:
-                self._replace_the_dead(waiting)
-            else:
-                self._take_note(number, event)
+            ready = wait(list(self.pipes.values()))
+            for number, pipe in list(self.pipes.items()):
+                if pipe in ready:
+                    try:
+                        event = pipe.recv()
+                    except (EOFError, OSError, UnpicklingError):
+                        self._replace(number, waiting)
+                    else:
+                        self._take_note(number, event)
             self._hand_out(waiting)
         if self.failures:
             raise LabError("\n".join(self.failures))
 
     def _start(self, number: int) -> None:
-        inbox = self.inboxes[number] = self.context.Queue()
+        self.pipes[number], theirs = self.context.Pipe()
         self.at_work[number] = {}
-        main = self.context.Process(target=_main, args=(number, self.place, inbox, self.events), daemon=True)
-        self.processes[number] = main
-        main.start()
+        self.processes[number] = self.context.Process(target=_main, args=(self.place, theirs), daemon=True)
+        self.processes[number].start()
+        theirs.close()  # so that ours ends with the process
 
     def _hand_out(self, waiting: list[Job]) -> None:
         """To whoever has the least to do."""
@@ -69,7 +77,8 @@ class Local:
                 return
             job = waiting.pop()
             self.at_work[number][key_of(job.config)] = job
-            self.inboxes[number].put(job)
+            with suppress(OSError):  # it has just died: we will hear of it
+                self.pipes[number].send(job)
 
     def _take_note(self, number: int, event: Event) -> None:
         self.tell(event)
@@ -80,24 +89,32 @@ class Local:
             if event.detail["stops"]:
                 raise LabError(event.detail["message"])
 
-    def _replace_the_dead(self, waiting: list[Job]) -> None:
-        for number, process in list(self.processes.items()):
-            if process.is_alive():
-                continue
-            for key, job in self.at_work[number].items():
-                self.deaths[key] = self.deaths.get(key, 0) + 1
-                if self.deaths[key] < ATTEMPTS:
-                    waiting.append(job)
-                else:
-                    message = f"trial {key}: its process died {ATTEMPTS} times (exit {process.exitcode})"
-                    self.failures.append(message)
-            self._start(number)
+    def _replace(self, number: int, waiting: list[Job]) -> None:
+        """A process has died: another one takes over its trials."""
+        process = self.processes[number]
+        process.kill()
+        process.join()
+        for key, job in self.at_work[number].items():
+            self.deaths[key] = self.deaths.get(key, 0) + 1
+            if self.deaths[key] < ATTEMPTS:
+                waiting.append(job)
+            else:
+                message = f"trial {key}: its process died {ATTEMPTS} times (exit {process.exitcode})"
+                self.failures.append(message)
+        self._start(number)
 
 
-def _main(number: int, place: Place, inbox: Any, events: Any) -> None:
+def _main(place: Place, pipe: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends us
     threading.Thread(target=_end_with_the_parent, daemon=True).start()
-    work(place, inbox.get, lambda event: events.put((number, event)))
+
+    def take(waits: bool) -> Job | None:
+        if not waits and not pipe.poll():
+            raise queue.Empty
+        job: Job | None = pipe.recv()
+        return job
+
+    work(place, take, pipe.send)
 
 
 def _end_with_the_parent() -> None:
