@@ -21,9 +21,9 @@ from torch.utils.data import DataLoader, Subset
 
 from tam import registry
 from tam.lab.data.imagenet import Folders, generate
-from tam.lab.images import Progress, normalise, told
+from tam.lab.images import Progress, normalise, result_of, row_of, told
 from tam.lab.machine import machine
-from tam.lab.models import get_model, parameters
+from tam.lab.models import get_model
 from tam.lab.store import LabError, TrialFolder
 from tam.optimizers.torque import TorqueOptimizer
 
@@ -77,82 +77,89 @@ class Ranks:
         return x
 
 
+class Training:
+    """A network, its optimizer and the data, on this rank."""
+
+    def __init__(self, config: Config, ranks: Ranks, data_folder: Path, device: torch.device) -> None:
+        if config.batch % ranks.count:
+            raise LabError(f"batches of {config.batch} cannot be shared by {ranks.count} ranks")
+        self.config, self.ranks, self.device = config, ranks, device
+        self.train = Folders(data_folder, "train", config.size, draws=config.seed)
+        self.validation = Folders(data_folder, "val", config.size)
+        if self.validation.classes != self.train.classes:
+            raise LabError("imagenet: the folders of train and val are of different classes")
+        torch.manual_seed(config.seed)
+        self.model = get_model(config.model).make(len(self.train.classes)).to(device)
+        self.wrapped: nn.Module = DistributedDataParallel(self.model) if ranks.many else self.model
+        self.optimizer = registry.get(config.optimizer).create(
+            self.model.parameters(), lr=config.lr, **config.options
+        )
+        self.sums = torch.zeros(4, dtype=torch.float64, device=device)  # of an epoch: loss, |g|, s, steps
+
+    def epoch(self, epoch: int) -> Iterator[None]:
+        """Trains for an epoch, and yields after each step."""
+        for group in self.optimizer.param_groups:
+            group["lr"] = self.config.learning_rate(epoch)
+        self.sums.zero_()
+        for images, labels in _batches(self.train, self.config, epoch, self.ranks, self.device):
+            self.optimizer.zero_grad()
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
+                loss = cross_entropy(self.wrapped(images), labels)
+            loss.backward()  # type: ignore[no-untyped-call]
+            grads = [p.grad for p in self.model.parameters() if p.grad is not None]
+            norm = torch.stack(torch._foreach_norm(grads)).norm()
+            self.optimizer.step()
+            s = norm * math.nan
+            if isinstance(self.optimizer, TorqueOptimizer):
+                s = self.optimizer.alignment.mean()
+            self.sums += torch.stack([x.detach().double() for x in (loss, norm, s, torch.ones_like(norm))])
+            yield None
+
+    def metrics(self, epoch: int) -> dict[str, Any]:
+        """Of the epoch just trained, over all ranks."""
+        loss, norm, s, steps = self.ranks.add(self.sums).tolist()
+        accuracy = _accuracy(self.model, self.validation, self.config, self.ranks, self.device)
+        return row_of(
+            epoch, self.config.learning_rate(epoch), loss / steps, norm / steps, s / steps, accuracy
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+
+
 def run(
-    config: dict[str, Any],
-    folder: TrialFolder,
-    data_folder: Path,
-    device: torch.device,
-    save_every: float = 60.0,
+    config: dict[str, Any], folder: TrialFolder, data_folder: Path, device: torch.device, save_every: float
 ) -> Iterator[Progress | None]:
     """Trains, from the last checkpoint where there is one; `save_every` is in seconds."""
     settings, ranks = Config(**config), Ranks()
-    if settings.batch % ranks.count:
-        raise LabError(f"batches of {settings.batch} cannot be shared by {ranks.count} ranks")
     if settings.data == "generated":
         data_folder = generate(folder.path.parent.parent / "generated")
-    train = Folders(data_folder, "train", settings.size, draws=settings.seed)
-    validation = Folders(data_folder, "val", settings.size)
-    if validation.classes != train.classes:
-        raise LabError("imagenet: the folders of train and val are of different classes")
-    torch.manual_seed(settings.seed)
-    model = get_model(settings.model).make(len(train.classes)).to(device)
-    wrapped: nn.Module = DistributedDataParallel(model) if ranks.many else model
-    optimizer = registry.get(settings.optimizer).create(
-        model.parameters(), lr=settings.lr, **settings.options
-    )
+    training = Training(settings, ranks, data_folder, device)
     found, spent, first = folder.load(device), 0.0, 0
     if found is not None:
         first, state = found
-        model.load_state_dict(state["model"])
-        optimizer.load_state_dict(state["optimizer"])
+        training.load_state_dict(state)
         spent = float(state["seconds"])
     begin = saved = time.monotonic()
     metrics: dict[str, Any] = folder.last_metrics() if first else {}
     for epoch in range(first, settings.epochs):
-        for group in optimizer.param_groups:
-            group["lr"] = settings.learning_rate(epoch)
-        sums = torch.zeros(4, dtype=torch.float64, device=device)  # loss, |g|, s, steps
-        for images, labels in _batches(train, settings, epoch, ranks, device):
-            optimizer.zero_grad()
-            with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-                loss = cross_entropy(wrapped(images), labels)
-            loss.backward()  # type: ignore[no-untyped-call]
-            grads = [p.grad for p in model.parameters() if p.grad is not None]
-            norm = torch.stack(torch._foreach_norm(grads)).norm()
-            optimizer.step()
-            s = optimizer.alignment.mean() if isinstance(optimizer, TorqueOptimizer) else norm * math.nan
-            sums += torch.stack(
-                [loss.detach().double(), norm.double(), s.double(), torch.ones_like(norm).double()]
-            )
-            yield None
-        loss_, norm_, s_, steps = (ranks.add(sums) / ranks.count).tolist()
-        metrics = {
-            "epoch": epoch + 1, "lr": settings.learning_rate(epoch), "loss": loss_ / steps,
-            "grad_norm": norm_ / steps,
-            "validation": _accuracy(model, validation, settings, ranks, device),
-        }  # fmt: skip
-        if not math.isnan(s_):
-            metrics |= {"alignment": s_ / steps, "damping": (1 + s_ / steps) / 2}
+        yield from training.epoch(epoch)
+        metrics = training.metrics(epoch)
         folder.log(metrics)
         yield Progress(epoch + 1, settings.epochs, metrics)
         if not math.isfinite(metrics["loss"]):
             break
         now = time.monotonic()
-        due = ranks.add(torch.tensor(float(now - saved > save_every), device=device))
+        due = ranks.add(torch.tensor(float(now - saved > save_every), device=device))  # all save, or none
         if float(due) and epoch + 1 < settings.epochs:
-            state = {
-                "model": model.state_dict(),
-                "optimizer": optimizer.state_dict(),
-                "seconds": spent + now - begin,
-            }
-            folder.save(epoch + 1, state)
+            folder.save(epoch + 1, {**training.state_dict(), "seconds": spent + now - begin})
             saved = now
-    result = {
-        "validation": metrics["validation"], "loss": metrics["loss"], "epochs": metrics["epoch"],
-        "diverged": not math.isfinite(metrics["loss"]), "parameters": parameters(model),
-    }  # fmt: skip
     timing = {"seconds": spent + time.monotonic() - begin, "ranks": ranks.count}
-    folder.finish({**result, "timing": timing, "machine": machine(device)})
+    folder.finish({**result_of(metrics, training.model), "timing": timing, "machine": machine(device)})
 
 
 def _batches(

@@ -325,12 +325,7 @@ def run(
         seen = host[:-1].reshape(-1, 3).clone()
         steps.append(seen)
         loss, norm, s = seen.double().mean(0).tolist()
-        metrics = {
-            "epoch": epoch + 1, "lr": settings.learning_rate(epoch), "loss": loss, "grad_norm": norm,
-            "validation": float(host[-1]),
-        }  # fmt: skip
-        if not math.isnan(s):
-            metrics |= {"alignment": s, "damping": (1 + s) / 2}
+        metrics = row_of(epoch, settings.learning_rate(epoch), loss, norm, s, float(host[-1]))
         folder.log(metrics)
         yield Progress(epoch + 1, settings.epochs, metrics)
         if not math.isfinite(loss):
@@ -347,14 +342,25 @@ def run(
     s = torch.cat(steps)[:, ALIGNMENT].clone()
     if not s.isnan().any():
         folder.write("alignment.pt", s)
-    result = {
-        "validation": metrics["validation"], "loss": metrics["loss"], "epochs": metrics["epoch"],
-        "diverged": not math.isfinite(metrics["loss"]), "parameters": parameters(training.model),
-    }  # fmt: skip
+    result = result_of(metrics, training.model)
     if settings.test:
         result["test"] = float(training.accuracy(*training.data.test))
     timing = {"seconds": spent + time.monotonic() - begin}
     folder.finish({**result, "timing": timing, "machine": machine(device)})
+
+
+def row_of(epoch: int, lr: float, loss: float, norm: float, s: float, validation: float) -> dict[str, Any]:
+    """The metrics of an epoch, the first being 0; s is nan where there is none."""
+    row = {"epoch": epoch + 1, "lr": lr, "loss": loss, "grad_norm": norm, "validation": validation}
+    return row if math.isnan(s) else {**row, "alignment": s, "damping": (1 + s) / 2}
+
+
+def result_of(metrics: dict[str, Any], model: nn.Module) -> dict[str, Any]:
+    """A trial's result from its last epoch's metrics."""
+    return {
+        "validation": metrics["validation"], "loss": metrics["loss"], "epochs": metrics["epoch"],
+        "diverged": not math.isfinite(metrics["loss"]), "parameters": parameters(model),
+    }  # fmt: skip
 
 
 def _wait(device: torch.device) -> Iterator[None]:
