@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from contextlib import ExitStack
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -17,7 +18,9 @@ from typer.testing import CliRunner
 import tam
 from tam.cli import build
 from tam.lab.experiment import Plan
-from tam.lab.runner import Selection, plans, remembered
+from tam.lab.report import compare
+from tam.lab.runner import Selection, plans, remember, remembered, shown
+from tam.lab.store import TrialFolder
 
 
 def tam_lab(*args: str | Path) -> tuple[int, str]:
@@ -45,12 +48,10 @@ def test_a_run_is_done_once(folder: Path) -> None:
 
 def test_status_and_list(folder: Path) -> None:
     code, output = tam_lab("status", folder)
-    assert code == 0 and "images smoke digits-tiny: no trials to run" in output
+    assert code == 0 and "images smoke digits-tiny: no trials to run now" in output
     assert "TAM, d shuffled: 2 of 2 seeds" in output
     code, output = tam_lab("list")
-    assert (
-        code == 0 and "images: Image classification" in output and "--preset fair: cifar10-resnet18" in output
-    )
+    assert code == 0 and "images: Image classification" in output and "--study cifar10-resnet18: " in output
 
 
 class Tags(HTMLParser):
@@ -72,7 +73,7 @@ def test_the_report_has_tables_and_curves_and_needs_no_network(folder: Path, tmp
         code, output = tam_lab("report", folder, "-o", target)
         assert code == 0 and output.strip().endswith(target.name)
     html = page.read_text(encoding="utf-8")
-    assert html.count("<svg ") == html.count("</svg>") == 4  # loss, accuracy, s, gradient norm
+    assert html.count("<svg ") == html.count("</svg>") == 7  # loss, accuracy, s, |g|, d in three parts
     assert not re.search(r"https?:|src=|href=|url\(|@import", html)
     parser = Tags()
     parser.feed(html.replace("<!doctype html>", ""))
@@ -107,7 +108,7 @@ def test_the_report_in_a_browser(folder: Path, tmp_path: Path) -> None:
         [*command, "--dump-dom", page.as_uri()], capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("<svg") == 4 and "difference to SGDM" in done.stdout
+    assert done.stdout.count("<svg") == 7 and "difference to SGDM" in done.stdout
     shot = tmp_path / "shot.png"
     size = ["--window-size=1200,2400", f"--screenshot={shot}"]
     done = subprocess.run([*command, *size, page.as_uri()], capture_output=True, text=True, timeout=120)
@@ -124,6 +125,24 @@ def test_the_report_in_a_browser(folder: Path, tmp_path: Path) -> None:
             "no study 'cifar'; it has digits",
         ),
         (["run", "images", "--preset", "quick", "--data", "X", "--out", "X"], "data_batch_1.bin is missing"),
+        (
+            ["run", "images", "--preset", "smoke", "--out", "X", "--device", "tpu"],
+            "--device tpu: must be auto",
+        ),
+        (
+            ["run", "images", "--preset", "smoke", "--out", "X", "--device", "cuda:9"],
+            "--device cuda:9: must be",
+        ),
+        (
+            ["run", "images", "--preset", "smoke", "--out", "X", "--engine", "dask"],
+            "must be one of local, ray",
+        ),
+        (["run", "images", "--preset", "smoke", "--out", "/proc/x"], "/proc/x cannot be written"),
+        (
+            ["run", "images", "--preset", "smoke", "--arm", "TAN", "--out", "X"],
+            "no arm 'TAN'; it has SGDM, TAM",
+        ),
+        (["run", "imagenet", "--preset", "paper", "--data", "X", "--out", "X"], "imagenet/train is missing"),
         (["status", "X"], "has no runs.json: nothing was run there"),
         (["report", "X", "-o", "X.html"], "has no runs.json: nothing was run there"),
         (["data", "check", "cifar10", "--data", "X"], "data_batch_1.bin is missing"),
@@ -135,6 +154,79 @@ def test_mistakes(arguments: list[str], message: str, tmp_path: Path) -> None:
     code, output = tam_lab(*paths)
     assert code != 0
     assert message in output or message in str(CliRunner().invoke(build(), ["lab", *paths]).exception)
+    assert not (tmp_path / "X").exists()  # nothing is noted as run that could not be
+
+
+def test_a_damaged_list_of_runs(tmp_path: Path) -> None:
+    for content in ("[", '[{"experiment": "images"}]', '[{"nonsense": 1}]', "{}x"):
+        (tmp_path / "runs.json").write_text(content)
+        assert f"{tmp_path}/runs.json is damaged" in complaint("status", tmp_path)
+    (tmp_path / "runs.json").write_text('[{"experiment": "gone", "preset": "paper"}]')
+    assert "no experiment 'gone'" in complaint("report", tmp_path, "-o", tmp_path / "report.md")
+
+
+def complaint(*args: str | Path) -> str:
+    done = CliRunner().invoke(build(), ["lab", *map(str, args)])
+    assert done.exit_code != 0
+    return done.output + str(done.exception)
+
+
+def test_parts_of_a_study_that_were_run_one_by_one_are_one_in_the_report(
+    folder: Path, tmp_path: Path
+) -> None:
+    shutil.copytree(folder, tmp_path / "lab")
+    runs = [
+        Selection("images", "smoke", arms=("TAM",), seeds=1),
+        Selection("images", "smoke", arms=("TAM, d its mean",)),
+    ]
+    (tmp_path / "lab" / "runs.json").unlink()
+    for selection in runs:
+        remember(selection, tmp_path / "lab")
+    ((plan,),) = shown(tmp_path / "lab")
+    assert {arm.name for arm in plan.study.arms} == {"SGDM", "TAM", "TAM, d its mean"}
+    assert plan.study.seeds == (0, 1)
+    (whole,) = plans(Selection("images", "smoke"), folder)
+    assert len(plan.study.arms) + plan.study.left_out == len(whole.study.arms)
+    # Holm's method counts what was not asked for.
+    few, all_of_them = compare([plan]), compare([whole])
+    name = ("digits-tiny", "TAM")
+    assert few[name] == all_of_them[name]
+
+
+def test_torchrun_is_for_experiments_whose_trials_run_on_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
+    arguments = ("--preset", "smoke", "--out", tmp_path / "X")
+    assert "each trial of images has one process" in complaint("run", "images", *arguments)
+    assert "--engine ray: start it without torchrun" in complaint(
+        "run", "imagenet", "--engine", "ray", *arguments
+    )
+    assert not (tmp_path / "X").exists()
+
+
+def test_a_second_run_waits_for_the_first(tmp_path: Path) -> None:
+    """It does not run the trials the first works on, and goes on when they are done."""
+    arguments = ["run", "toy", "--preset", "smoke", "--out", str(tmp_path), "--device", "cpu"]
+    (plan,) = plans(Selection("toy", "smoke"), tmp_path)
+    found = [TrialFolder(tmp_path, trial) for _, trial in plan.to_run()]
+    folders = list({folder.key: folder for folder in found}.values())
+    environment = {**os.environ, "PYTHONPATH": str(Path(tam.__file__).parents[1])}
+    with ExitStack() as held:
+        for folder in folders:
+            held.enter_context(folder.at_work())
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tam", "lab", *arguments],
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
+        )
+        assert process.stderr is not None
+        line = process.stderr.readline()
+    assert f"another run works on the {len(folders)} trials that are left" in line
+    _, rest = process.communicate(timeout=120)
+    assert process.returncode == 0, rest
+    assert all(folder.result for folder in folders)
 
 
 def test_data_check_of_embedded_data(tmp_path: Path) -> None:
@@ -142,7 +234,8 @@ def test_data_check_of_embedded_data(tmp_path: Path) -> None:
     assert code == 0 and "all of it is there" in output
 
 
-def test_ctrl_c_ends_cleanly_and_says_how_to_go_on(tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_ends_cleanly_and_says_how_to_go_on(how: signal.Signals, tmp_path: Path) -> None:
     # A job in the background, as CI may be, starts with SIGINT ignored.
     handler = "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
     code = handler + "from tam.cli import main\nmain()"
@@ -154,7 +247,7 @@ def test_ctrl_c_ends_cleanly_and_says_how_to_go_on(tmp_path: Path) -> None:
     assert process.stderr is not None
     for line in process.stderr:
         if "start" in line:
-            process.send_signal(signal.SIGINT)
+            process.send_signal(how)
             break
     _, rest = process.communicate(timeout=60)
     assert process.returncode != 0 and "stopped; the same command goes on from the last checkpoints" in rest

@@ -47,9 +47,12 @@ def test_a_finished_trial_is_not_run_again(tmp_path: Path) -> None:
 def test_a_killed_worker_is_replaced(tmp_path: Path) -> None:
     here(tmp_path / "whole", jobs(2))
     killed: list[int] = []
+    epochs: list[int] = []  # of the trial that is killed
 
     def tell(event: Event) -> None:
-        if event.kind == "epoch" and event.detail["epoch"] == 1 and not killed:
+        if event.job == jobs(2)[0]:
+            epochs.append(event.detail.get("epoch", 0))
+        if event.kind == "epoch" and event.detail["epoch"] == 2 and not killed:
             killed.append(engine.processes[0].pid)
             os.kill(killed[0], signal.SIGKILL)
 
@@ -57,9 +60,23 @@ def test_a_killed_worker_is_replaced(tmp_path: Path) -> None:
     with Local(place, 1, tell) as engine:
         engine.run(jobs(2))
     assert killed and engine.processes[0].pid != killed[0]
+    assert (
+        epochs.count(0) > 2 and epochs.count(1) == 1
+    )  # it began again, but from the first epoch's checkpoint
     for job in jobs(2):
         whole, found = (outcome(job.folder(tmp_path / name)) for name in ("whole", "killed"))
         assert found == whole
+
+
+def test_a_device_that_fails_ends_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After a CUDA error nothing more can be done there; a trial's own error is its own."""
+
+    def fails(self: object) -> None:
+        raise RuntimeError("CUDA error: device-side assert triggered")
+
+    monkeypatch.setattr("tam.lab.images.Training.step", fails)
+    with pytest.raises(RuntimeError, match="device-side assert"):
+        here(tmp_path, jobs(1))
 
 
 def test_missing_data_stops_the_run_with_its_message(tmp_path: Path) -> None:

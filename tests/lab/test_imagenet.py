@@ -111,6 +111,6 @@ def test_on_two_ranks_by_torchrun(tmp_path: Path) -> None:
         folders = [TrialFolder(tmp_path / name, trial) for trial in trials]
         found.append([outcome(folder) for folder in folders])
         for folder in folders:
-            assert folder.result is not None and folder.result["timing"]["ranks"] == 2
+            assert folder.result is not None and folder.result["ranks"] == 2
             assert [row["epoch"] for row in folder.metrics()] == [1, 2]
     assert found[0] == found[1]

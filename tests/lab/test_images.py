@@ -64,10 +64,11 @@ def test_arms_of_a_seed_share_split_weights_and_batches(tmp_path: Path) -> None:
 
 
 def test_d_replaced_by_its_own_sequence_is_the_same_run(tmp_path: Path) -> None:
-    source = run(tmp_path)
-    expected = outcome(source)
-    same = outcome(run(tmp_path, damping="same", damping_of=source.key))
-    assert same == expected
+    for optimizer, lr in (("adatam", 2e-4), ("tam", 0.2)):
+        arm: dict[str, Any] = {"optimizer": optimizer, "lr": lr}
+        source = run(tmp_path, **arm)
+        expected = outcome(source)
+        assert outcome(run(tmp_path, damping="same", damping_of=source.key, **arm)) == expected
     s = torch.load(source.path / "alignment.pt", weights_only=True)
     for how in ("mean", "shuffled"):
         folder = run(tmp_path, damping=how, damping_of=source.key)
@@ -80,8 +81,20 @@ def test_d_replaced_by_its_own_sequence_is_the_same_run(tmp_path: Path) -> None:
 
 
 def test_d_of_a_trial_that_was_not_run(tmp_path: Path) -> None:
-    with pytest.raises(LabError, match="the trial whose d is to be used has not been run"):
+    with pytest.raises(LabError, match="the trial whose d is to be used has left none"):
         run(tmp_path, damping="mean", damping_of="0" * 12)
+
+
+def test_groups_are_parts_of_the_network_each_with_an_s(tmp_path: Path) -> None:
+    made = images.Training(
+        images.Config(**config(grouped=True, options={"scope": "group"})), tmp_path, CPU, None
+    )
+    groups = made.optimizer.param_groups
+    assert sum(len(group["params"]) for group in groups) == len(list(made.model.parameters()))
+    assert len(groups) == len(made.optimizer.segment_alignments()) == 6  # conv, norm, 2 blocks, 2 of the head
+    grouped = run(tmp_path, grouped=True, options={"scope": "group"})
+    assert outcome(grouped) != outcome(run(tmp_path))
+    assert outcome(run(tmp_path, grouped=True)) == outcome(run(tmp_path))  # of global scope
 
 
 def test_decay_inside_the_cosine_is_another_run(tmp_path: Path) -> None:

@@ -8,50 +8,56 @@ import pytest
 from scipy.stats import ttest_1samp
 
 from tam.lab import stats
+from tam.lab.stats import Pairs
 
 
 def test_an_interval_worked_out_by_hand() -> None:
     # mean 2, standard deviation 1, n = 3: t(0.975, 2) = 4.3027.
-    low, high = stats.interval([1.0, 2.0, 3.0], 0.05)
+    low, high = stats.interval([1.0, 2.0, 3.0])
     assert (low, high) == (
         pytest.approx(2 - 4.30265 / math.sqrt(3), abs=1e-4),
         pytest.approx(4.48414, abs=1e-4),
     )
-    assert all(math.isnan(x) for x in stats.interval([1.0], 0.05))
+    assert all(math.isnan(x) for x in stats.interval([1.0]))
 
 
 def test_pairs_are_matched_by_seed_and_p_is_students() -> None:
     baseline = {0: 90.0, 1: 91.0, 2: 95.0, 3: 94.0}
     other = {2: 95.5, 0: 90.2, 1: 91.9, 9: 50.0}
-    found = stats.compare({"a": baseline, "b": other}, "a")["b"]
+    found = stats.compare({"b": stats.paired(other, baseline)})["b"]
     assert found.n == 3 and found.mean == pytest.approx(1.6 / 3)
     assert found.p == pytest.approx(ttest_1samp([0.2, 0.9, 0.5], 0).pvalue)
 
 
-def test_verdicts() -> None:
-    base = dict.fromkeys(range(4), 90.0)
+@pytest.mark.parametrize(
+    "differences, verdict",
+    [
+        ((1.0, 1.1, 0.9, 1.05), "better"),
+        ((-1.0, -1.1, -0.9, -1.05), "worse"),
+        ((0.01, -0.02, 0.03, 0.0), "equivalent"),
+        ((1.0, -1.0, 0.5, -0.4), "undecided"),
+        ((3.0,), "undecided"),  # one seed says nothing
+        ((0.5, 0.5), "undecided"),  # nor do two of which no spread can be told
+        ((0.0, 0.0, 0.0), "equivalent"),
+    ],
+)
+def test_verdicts(differences: tuple[float, ...], verdict: str) -> None:
+    assert stats.compare({"other": Pairs(differences)})["other"].verdict == verdict
+    turned = {"better": "worse", "worse": "better"}.get(verdict, verdict)
+    assert stats.compare({"other": Pairs(differences, higher=False)})["other"].verdict == turned
 
-    def verdict(*differences: float) -> str:
-        other = {i: 90 + d for i, d in enumerate(differences)}
-        return stats.compare({"base": base, "other": other}, "base")["other"].verdict
 
-    assert verdict(1.0, 1.1, 0.9, 1.05) == "better"
-    assert verdict(-1.0, -1.1, -0.9, -1.05) == "worse"
-    assert verdict(0.01, -0.02, 0.03, 0.0) == "equivalent"
-    assert verdict(1.0, -1.0, 0.5, -0.4) == "undecided"
-    assert verdict(3.0) == "undecided"  # one seed says nothing
-
-
-def test_holm_holds_the_second_comparison_to_the_full_level() -> None:
-    base = dict.fromkeys(range(5), 0.0)
-    arms = {
-        "base": base,
-        "clear": {i: 5 + 0.01 * i for i in range(5)},
-        "weak": {0: 0.9, 1: 1.6, 2: 0.2, 3: 1.4, 4: 0.5},
-    }
-    both = stats.compare(arms, "base")
-    assert 0.05 > both["weak"].p > 0.025 and both["weak"].verdict == "better"
-    # Of three comparisons, the second is held to half the level.
-    arms["none"] = {0: 1.0, 1: -1.0, 2: 0.5, 3: -0.6, 4: 0.2}
-    three = stats.compare(arms, "base")
-    assert [three[name].verdict for name in ("clear", "weak", "none")] == ["better", "undecided", "undecided"]
+def test_holm_over_a_family_worked_out_by_hand() -> None:
+    clear, weak = Pairs([5.0, 5.01, 5.02, 5.03, 5.04]), Pairs([0.9, 1.6, 0.2, 1.4, 0.5])
+    alone = ttest_1samp(weak.differences, 0).pvalue
+    assert 0.025 < alone < 0.05
+    two = stats.compare({"clear": clear, "weak": weak})
+    assert two["weak"].p == pytest.approx(alone) and two["weak"].verdict == "better"
+    assert two["clear"].p == pytest.approx(2 * ttest_1samp(clear.differences, 0).pvalue)
+    # Of three comparisons, the second is held to half the level, also where the third is not run yet.
+    for third in ([1.0, -1.0, 0.5, -0.6, 0.2], [], [0.4]):
+        three = stats.compare({"clear": clear, "weak": weak, "third": Pairs(third)})
+        assert three["weak"].p == pytest.approx(2 * alone) and three["weak"].verdict == "undecided"
+        assert three["clear"].verdict == "better" and ("third" in three) == bool(third)
+        # The interval is that of one comparison.
+        assert (three["weak"].low, three["weak"].high) == (two["weak"].low, two["weak"].high)

@@ -67,7 +67,10 @@ def test_a_full_disk_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             raise OSError(errno.ENOSPC, "No space left on device")
 
         monkeypatch.setattr(store.os, "fsync", full)
-        for write in (lambda: folder.save(2, {"x": torch.tensor(2)}), lambda: folder.finish({"ok": True})):
+        for write in (
+            lambda: folder.save(2, {"x": torch.tensor(2)}),
+            lambda: folder.finish({"ok": True}, 1.0, CPU),
+        ):
             with pytest.raises(LabError, match=r"the disk is full\. Nothing is lost"):
                 write()
         monkeypatch.undo()
@@ -94,5 +97,7 @@ def test_a_finished_trial_keeps_no_checkpoints(tmp_path: Path) -> None:
     folder = TrialFolder(tmp_path, {"a": 1})
     with folder.at_work():
         folder.save(1, {"x": torch.tensor(1)})
-        folder.finish({"validation": 93.6})
-    assert folder.result == {"validation": 93.6} and not list(folder.path.glob("checkpoint-*"))
+        folder.finish({"validation": 93.6}, 1.0, CPU)
+    assert folder.result is not None and folder.result["validation"] == 93.6
+    assert folder.result["machine"]["torch"] == torch.__version__ and folder.result["timing"]["seconds"] == 1
+    assert not list(folder.path.glob("checkpoint-*"))

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import Path
-from typing import Annotated, Optional
+from typing import Annotated, NoReturn, Optional
 
 import torch
 import typer
@@ -16,6 +17,7 @@ from tam.lab import runner
 from tam.lab.data import DataError, default_folder, files
 from tam.lab.engines.work import Place
 from tam.lab.experiment import experiments
+from tam.lab.outcome import outcomes
 from tam.lab.progress import Show
 from tam.lab.store import LabError
 
@@ -31,17 +33,25 @@ Data = Annotated[
 ]
 
 
-def _ends(error: Exception) -> None:
+def _ends(error: Exception) -> NoReturn:
     sys.exit(f"tam: {error}")
 
 
 @app.command("list")
 def list_experiments() -> None:
-    """Show the experiments with their presets and studies."""
-    for experiment in experiments().values():
+    """Show the experiments with their presets, studies and arms."""
+    try:
+        found = experiments()
+    except LabError as error:
+        _ends(error)
+    for experiment in found.values():
         print(f"{experiment.name}: {experiment.title}")
         for preset, studies in experiment.presets.items():
-            print(f"  --preset {preset}: " + ", ".join(study.name for study in studies))
+            print(f"  --preset {preset}")
+            for study in studies:
+                arms = ", ".join(f"'{arm.name}'" for arm in study.arms)
+                epochs = study.workload.get("epochs", "")
+                print(f"    --study {study.name}: {study.trials()} trials of {epochs} epochs; arms {arms}")
 
 
 @app.command()
@@ -50,8 +60,8 @@ def run(
     preset: Annotated[
         str,
         typer.Option(
-            help="paper: its settings in full; fair: grids extended alike; quick: minutes on one GPU; "
-            "smoke: under a minute on a CPU."
+            help="paper: its settings in full; fair: grids of one range of effective lr, extended alike; "
+            "quick: minutes on one GPU; smoke: under a minute on a CPU; `tam lab list` shows others."
         ),
     ] = "quick",
     out: Annotated[
@@ -61,6 +71,14 @@ def run(
     study: Annotated[list[str], typer.Option(help="Only this study (repeatable).")] = [],  # noqa: B006
     arm: Annotated[list[str], typer.Option(help="Only this arm, and the baseline (repeatable).")] = [],  # noqa: B006
     seeds: Annotated[Optional[int], typer.Option(min=1, help="Only so many of the seeds.")] = None,  # noqa: UP045
+    controls: Annotated[
+        bool,
+        typer.Option(
+            "--controls",
+            help="For every arm of TAM or AdaTAM, also SGDM or Adam at its effective lr, and its own d "
+            "shuffled, or its mean.",
+        ),
+    ] = False,
     device: Annotated[
         str, typer.Option(help="cpu, cuda or cuda:1; auto takes a GPU if there is one.")
     ] = "auto",
@@ -81,8 +99,9 @@ def run(
         device = "cuda" if torch.cuda.is_available() else "cpu"
     on_gpu = device.startswith("cuda")
     place = Place(out.resolve(), (data or default_folder()).resolve(), device, together if on_gpu else 1)
-    selection = runner.Selection(name, preset, tuple(study), tuple(arm), seeds)
+    selection = runner.Selection(name, preset, tuple(study), tuple(arm), seeds, controls)
     count = workers or (1 if on_gpu else os.cpu_count() or 1)
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # what a cluster ends a job with
     try:
         with Show() as show:
             runner.run(selection, place, count, show, engine, address)
@@ -90,6 +109,8 @@ def run(
         _ends(error)
     except KeyboardInterrupt:
         sys.exit("tam: stopped; the same command goes on from the last checkpoints")
+    finally:
+        signal.signal(signal.SIGTERM, before)
     if os.environ.get("RANK", "0") == "0":  # of torchrun's
         print(f"{out}: done; `tam lab report {out} -o report.html` writes the report")
 
@@ -98,15 +119,13 @@ def run(
 def status(folder: Annotated[Path, typer.Argument(help="The --out of a run.")]) -> None:
     """Show how far the runs of a folder are."""
     try:
-        selections = runner.remembered(folder)
-        if not selections:
-            raise LabError(f"{folder} has no runs.json: nothing was run there")
-        for selection in selections:
-            for plan in runner.plans(selection, folder):
-                left = len(plan.to_run()) or "no"
-                print(f"{selection.experiment} {selection.preset} {plan.study.name}: {left} trials to run")
-                for outcome in reports.outcomes(plan):
-                    print(f"  {outcome.arm.name}: {len(outcome.folders)} of {outcome.wanted} seeds")
+        for plan in (plan for group in runner.shown(folder) for plan in group):
+            left = len(plan.to_run()) or "no"
+            name = f"{plan.experiment.name} {plan.preset} {plan.study.name}"
+            print(f"{name}: {left} trials to run now")
+            for outcome in outcomes(plan):
+                done = f"{len(outcome.folders)} of {outcome.wanted} seeds"
+                print(f"  {outcome.arm.name}: " + (done if outcome.lr is not None else "lr not chosen yet"))
     except LabError as error:
         _ends(error)
 

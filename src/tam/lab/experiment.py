@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from tam.lab.store import LabError, TrialFolder
+from tam.lab.store import LabError, TrialFolder, read_result
 
 Trial = dict[str, Any]  # a config: all that determines it
 
@@ -25,7 +25,7 @@ class Arm:
     """What is compared: an optimizer with its options, and the learning rates it may choose from.
 
     A control has the lr of another arm, times `lr_ratio`; with `damping` its d is replaced by that arm's own,
-    seed by seed: by their mean, or in shuffled order.
+    seed by seed: by their mean, or in shuffled order (`variants.controls` makes them).
     """
 
     name: str
@@ -56,6 +56,8 @@ class Study:
     higher: bool = True  # is better
     margin: float = 0.2  # differences within it matter to nobody
     digits: int = 2  # shown after the point
+    choices: Mapping[str, str] = field(default_factory=dict)  # where not the experiment's
+    left_out: int = 0  # arms that were not asked for; Holm's method counts them
 
     def only(self, arms: Sequence[str], seeds: int | None) -> Study:
         """The study with some of its arms, and those they need, and its first seeds."""
@@ -64,7 +66,13 @@ class Study:
         kept = tuple(arm for arm in self.arms if arm.name in wanted or arm.name == self.baseline)
         if seeds is not None and seeds > len(self.seeds):
             raise LabError(f"{self.name} has {len(self.seeds)} seeds, not {seeds}")
-        return replace(self, arms=kept, seeds=self.seeds[:seeds])
+        left_out = self.left_out + len(self.arms) - len(kept)
+        return replace(self, arms=kept, seeds=self.seeds[:seeds], left_out=left_out)
+
+    def trials(self) -> int:
+        """How many there are, unless grids are extended."""
+        tuned = sum(len(arm.lrs) for arm in self.arms if len(arm.lrs) > 1)
+        return tuned * len(self.tuning_seeds) + len(self.arms) * len(self.seeds)
 
     def arm(self, name: str) -> Arm:
         for arm in self.arms:
@@ -95,15 +103,22 @@ class Experiment:
     presets: Mapping[str, tuple[Study, ...]]
     choices: Mapping[str, str]  # what the paper does not say, and what was chosen for which reason
     curves: tuple[Curve, ...]
-    figures: Callable[[Study], list[str]] | None = None  # charts besides, as SVG
+    figures: Callable[[Plan], list[str]] | None = None  # charts besides, as SVG
+    check: Callable[[Trial, Path], None] = lambda trial, data: None  # raises where data is missing
+    ranks: bool = False  # a trial can run on all ranks of a torchrun job
 
 
 def experiments() -> dict[str, Experiment]:
     """Every module of tam.lab.experiments has one."""
     package = importlib.import_module("tam.lab.experiments")
     modules = sorted(module.name for module in pkgutil.iter_modules(package.__path__))
-    found = [importlib.import_module(f"tam.lab.experiments.{name}").EXPERIMENT for name in modules]
-    return {experiment.name: experiment for experiment in found}
+    found = {}
+    for name in modules:
+        module = importlib.import_module(f"tam.lab.experiments.{name}")
+        if not isinstance(getattr(module, "EXPERIMENT", None), Experiment):
+            raise LabError(f"{module.__file__} has no EXPERIMENT")
+        found[module.EXPERIMENT.name] = module.EXPERIMENT
+    return found
 
 
 # ---------------------------------------------------------------------- which trials there are
@@ -123,8 +138,8 @@ def _extended(arm: Arm, low: int, high: int) -> list[float]:
 class Plan:
     """The trials of one study, as far as they are known from the results so far."""
 
-    def __init__(self, experiment: Experiment, study: Study, root: Path) -> None:
-        self.experiment, self.study, self.root = experiment, study, root
+    def __init__(self, experiment: Experiment, study: Study, root: Path, preset: str = "") -> None:
+        self.experiment, self.study, self.root, self.preset = experiment, study, root, preset
 
     def trial(self, arm: Arm, lr: float, seed: int, *, test: bool, **more: Any) -> Trial:
         settings = {**self.study.workload, **arm.settings, **more}
@@ -167,20 +182,21 @@ class Plan:
 
     def _winner(self, arm: Arm, lrs: Sequence[float]) -> tuple[int, int] | None:
         """The place of the best lr and the last place; None where trials are missing."""
-        scores = []
-        for lr in lrs:
-            found = [self.result(trial) for trial in self.tuning(arm, [lr])]
-            if not found or any(result is None for result in found):
-                return None
-            scores.append(mean(self.score(result) for result in found if result is not None))
+        found = [self.tuned_to(arm, lr) for lr in lrs]
+        scores = [score if self.study.higher else -score for score in found if score is not None]
+        if len(scores) < len(lrs):
+            return None
         return max(range(len(lrs)), key=scores.__getitem__), len(lrs) - 1
 
-    def score(self, result: Mapping[str, Any]) -> float:
-        """What an lr is chosen by: the more the better."""
-        if result["diverged"]:
-            return float("-inf")
-        value = float(result[self.study.outcome])
-        return value if self.study.higher else -value
+    def tuned_to(self, arm: Arm, lr: float) -> float | None:
+        """The mean outcome of an lr over the tuning seeds, the worst where one diverged."""
+        found = [self.result(trial) for trial in self.tuning(arm, [lr])]
+        results = [result for result in found if result is not None]
+        if not results or len(results) < len(found):
+            return None
+        if any(result["diverged"] for result in results):
+            return float("-inf" if self.study.higher else "inf")
+        return mean(float(result[self.study.outcome]) for result in results)
 
     def chosen(self, arm: Arm) -> tuple[float, bool] | None:
         """The lr of an arm and whether it is at an edge of its grid; None where that is not known yet."""
@@ -204,24 +220,29 @@ class Plan:
             return [self.trial(arm, chosen[0], seed, test=True) for seed in self.study.seeds]
         assert arm.control_of is not None
         sources = self.reported(self.study.arm(arm.control_of))
-        if sources is None or any(self.result(source) is None for source in sources):
-            return None
+        assert sources is not None  # its lr is chosen
         return [
             self.trial(arm, chosen[0], seed, test=True, damping=arm.damping,
                        damping_of=TrialFolder(self.root, source).key)
             for seed, source in zip(self.study.seeds, sources, strict=True)
         ]  # fmt: skip
 
-    def to_run(self) -> list[Trial]:
+    def to_run(self) -> list[tuple[Arm, Trial]]:
         """The trials that can be run now and have no result; empty when the study is done."""
-        wanted: list[Trial] = []
+        wanted: list[tuple[Arm, Trial]] = []
         for arm in self._tuned():
             if self.chosen(arm) is None:
-                wanted += self.tuning(arm, self.grid(arm))
-        if wanted:  # no test image is read before every lr is chosen
-            return [trial for trial in wanted if self.result(trial) is None]
-        for arm in self.study.arms:
-            reported = self.reported(arm)
-            if reported is not None:
-                wanted += reported
-        return [trial for trial in wanted if self.result(trial) is None]
+                wanted += [(arm, trial) for trial in self.tuning(arm, self.grid(arm))]
+        if not wanted:  # no test image is read before every lr is chosen
+            wanted = [(arm, trial) for arm in self.study.arms for trial in self.reported(arm) or []]
+        return [
+            (arm, trial) for arm, trial in wanted if self.result(trial) is None and self._has_source(trial)
+        ]
+
+    def _has_source(self, trial: Trial) -> bool:
+        """Whether the trial whose d it takes, if any, is done; one that diverged has none to take."""
+        key = trial.get("damping_of")
+        if key is None:
+            return True
+        source = read_result(self.root / "trials" / str(key))
+        return source is not None and not source["diverged"]

@@ -20,9 +20,9 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Subset
 
 from tam import registry
+from tam.lab.damping import check_damping, given_alignment, keep_alignment, replace_alignment
 from tam.lab.data.imagenet import Folders, generate
 from tam.lab.images import Progress, normalise, result_of, row_of, told
-from tam.lab.machine import machine
 from tam.lab.models import get_model
 from tam.lab.store import LabError, TrialFolder
 from tam.optimizers.torque import TorqueOptimizer
@@ -43,6 +43,8 @@ class Config:
     batch: int = 256
     size: int = 224
     options: dict[str, Any] = field(default_factory=dict)
+    damping: str | None = None  # d replaced: "mean" or "shuffled" of another trial's
+    damping_of: str | None = None  # that trial's key
     test: bool = False  # there is none: the paper's figures are of the 50,000 validation images
 
     def __post_init__(self) -> None:
@@ -50,6 +52,7 @@ class Config:
         get_model(self.model)
         if self.data not in ("imagenet", "generated"):
             raise ValueError(f"data={self.data!r}: must be 'imagenet' or 'generated'")
+        check_damping(self)
 
     def learning_rate(self, epoch: int) -> float:
         return self.lr * (1 + math.cos(math.pi * epoch / self.epochs)) / 2
@@ -58,6 +61,13 @@ class Config:
 def config_of(**options: Any) -> dict[str, Any]:
     """A trial's config, checked, without defaults."""
     return told(Config(**options))
+
+
+def check(trial: dict[str, Any], data_folder: Path) -> None:
+    """Raises where the images are not there."""
+    if trial.get("data", "imagenet") == "imagenet":
+        for split in ("train", "val"):
+            Folders(data_folder, split, size=1)
 
 
 class Ranks:
@@ -80,7 +90,9 @@ class Ranks:
 class Training:
     """A network, its optimizer and the data, on this rank."""
 
-    def __init__(self, config: Config, ranks: Ranks, data_folder: Path, device: torch.device) -> None:
+    def __init__(
+        self, config: Config, ranks: Ranks, data_folder: Path, device: torch.device, given: Tensor | None
+    ) -> None:
         if config.batch % ranks.count:
             raise LabError(f"batches of {config.batch} cannot be shared by {ranks.count} ranks")
         self.config, self.ranks, self.device = config, ranks, device
@@ -91,10 +103,15 @@ class Training:
         torch.manual_seed(config.seed)
         self.model = get_model(config.model).make(len(self.train.classes)).to(device)
         self.wrapped: nn.Module = DistributedDataParallel(self.model) if ranks.many else self.model
+        options = dict(config.options)
+        options |= {"smoothing": 1.0} if config.damping else {}  # s stays what it is told to be
         self.optimizer = registry.get(config.optimizer).create(
-            self.model.parameters(), lr=config.lr, **config.options
+            self.model.parameters(), lr=config.lr, **options
         )
-        self.sums = torch.zeros(4, dtype=torch.float64, device=device)  # of an epoch: loss, |g|, s, steps
+        self.given = None if given is None else given.to(device)
+        self.taken = torch.zeros((), dtype=torch.int64, device=device)  # steps of the whole run
+        self.sums = torch.zeros(3, dtype=torch.float64, device=device)  # of an epoch: loss, |g|, steps
+        self.alignments: list[Tensor] = []  # s of every step
 
     def epoch(self, epoch: int) -> Iterator[None]:
         """Trains for an epoch, and yields after each step."""
@@ -108,27 +125,37 @@ class Training:
             loss.backward()  # type: ignore[no-untyped-call]
             grads = [p.grad for p in self.model.parameters() if p.grad is not None]
             norm = torch.stack(torch._foreach_norm(grads)).norm()
+            if self.given is not None:
+                replace_alignment(self.optimizer, self.given, self.taken)
             self.optimizer.step()
             s = norm * math.nan
             if isinstance(self.optimizer, TorqueOptimizer):
                 s = self.optimizer.alignment.mean()
-            self.sums += torch.stack([x.detach().double() for x in (loss, norm, s, torch.ones_like(norm))])
+            self.alignments.append(s.float())
+            self.sums += torch.stack([x.detach().double() for x in (loss, norm, torch.ones_like(norm))])
+            self.taken += 1
             yield None
 
     def metrics(self, epoch: int) -> dict[str, Any]:
         """Of the epoch just trained, over all ranks."""
-        loss, norm, s, steps = self.ranks.add(self.sums).tolist()
+        steps = int(self.sums[-1])
+        loss, norm, total = self.ranks.add(self.sums).tolist()
+        s = float(torch.stack(self.alignments[-steps:]).double().mean())  # the same on all ranks
         accuracy = _accuracy(self.model, self.validation, self.config, self.ranks, self.device)
-        return row_of(
-            epoch, self.config.learning_rate(epoch), loss / steps, norm / steps, s / steps, accuracy
-        )
+        return row_of(epoch, self.config.learning_rate(epoch), loss / total, norm / total, s, accuracy)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"model": self.model.state_dict(), "optimizer": self.optimizer.state_dict()}
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "alignments": torch.stack(self.alignments),
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
+        self.alignments = list(state["alignments"])
+        self.taken.fill_(len(self.alignments))
 
 
 def run(
@@ -138,7 +165,7 @@ def run(
     settings, ranks = Config(**config), Ranks()
     if settings.data == "generated":
         data_folder = generate(folder.path.parent.parent / "generated")
-    training = Training(settings, ranks, data_folder, device)
+    training = Training(settings, ranks, data_folder, device, given_alignment(settings, folder))
     found, spent, first = folder.load(device), 0.0, 0
     if found is not None:
         first, state = found
@@ -158,8 +185,9 @@ def run(
         if float(due) and epoch + 1 < settings.epochs:
             folder.save(epoch + 1, {**training.state_dict(), "seconds": spent + now - begin})
             saved = now
-    timing = {"seconds": spent + time.monotonic() - begin, "ranks": ranks.count}
-    folder.finish({**result_of(metrics, training.model), "timing": timing, "machine": machine(device)})
+    keep_alignment(folder, torch.stack(training.alignments).cpu())
+    result = {**result_of(metrics, training.model), "ranks": ranks.count}
+    folder.finish(result, spent + time.monotonic() - begin, device)
 
 
 def _batches(

@@ -8,6 +8,7 @@ graph; on a CPU the same function runs as it is.
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 import math
 import pickle
@@ -23,8 +24,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, interpolate, pad
 
 from tam import registry
-from tam.lab.data import ImageData, load, split
-from tam.lab.machine import machine
+from tam.lab.damping import check_damping, given_alignment, keep_alignment, replace_alignment
+from tam.lab.data import ImageData, find, load, split
 from tam.lab.models import get_model, parameters
 from tam.lab.store import LabError, TrialFolder
 from tam.optimizers.torque import TorqueOptimizer
@@ -49,6 +50,7 @@ class Config:
     halve_at: int | None = None  # the epoch from which lr is half of what the schedule says
     held_out: int = 10000  # images to validate on
     augment: bool = True  # random crops after padding by an eighth of the height, and flips
+    grouped: bool = False  # a parameter group for each part of the network
     decay_in_cosine: bool = False  # weight decay as part of the gradient the cosine is taken of
     damping: str | None = None  # TAM's d replaced: "mean" or "shuffled" of another trial's
     damping_of: str | None = None  # that trial's key
@@ -64,16 +66,7 @@ class Config:
         get_model(self.model)
         if self.schedule not in ("cosine", "constant"):
             raise ValueError(f"schedule={self.schedule!r}: must be 'cosine' or 'constant'")
-        if (self.damping is None) != (self.damping_of is None):
-            raise ValueError("damping and damping_of go together")
-        if self.damping is not None and self.options.get("scope", "global") != "global":
-            raise ValueError("damping replaces the one d of scope='global'")
-        if self.damping is not None and (
-            self.damping not in ("mean", "shuffled", "same") or self.optimizer != "tam"
-        ):
-            raise ValueError(
-                f"damping={self.damping!r} of {self.optimizer}: must be 'mean' or 'shuffled', of tam"
-            )
+        check_damping(self)
 
     def learning_rate(self, epoch: int) -> float:
         """Of an epoch, the first being 0."""
@@ -195,11 +188,16 @@ class Training:
 
     def _make_optimizer(self) -> torch.optim.Optimizer:
         record, options = registry.get(self.config.optimizer), dict(self.config.options)
-        if self.config.damping is not None:
-            options["smoothing"] = 1.0  # s stays what it is told to be
+        options |= {"smoothing": 1.0} if self.config.damping else {}  # s stays what it is told to be
         if self.device.type == "cuda":
             options |= {"fused": True} if issubclass(record.cls, torch.optim.SGD) else {"capturable": True}
-        return record.create(self.model.parameters(), lr=self.lr, **options)
+        params: Any = list(self.model.parameters())
+        if self.config.grouped:
+            parts: dict[str, list[Tensor]] = {}  # "stem.0", "blocks.3", "head.weight", …
+            for name, p in self.model.named_parameters():
+                parts.setdefault(".".join(name.split(".")[:2]), []).append(p)
+            params = [{"params": part} for part in parts.values()]
+        return record.create(params, lr=self.lr, **options)
 
     def _loss_of(self, images: Tensor, labels: Tensor, shift: Tensor, flip: Tensor) -> Tensor:
         x = self._resized(prepare(images, shift, flip, self.mean, self.std))
@@ -219,7 +217,8 @@ class Training:
             return
         if self.device.type == "cuda" and self.eager == EAGER:
             self.graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self.graph, stream=torch.cuda.current_stream()):
+            here = torch.cuda.current_stream()  # an engine's; the default stream cannot be captured
+            with torch.cuda.graph(self.graph, stream=None if here == torch.cuda.default_stream() else here):
                 self._step()
             self.graph.replay()
             return
@@ -242,11 +241,7 @@ class Training:
             if self.decay:
                 torch._foreach_add_(grads, params, alpha=self.decay)
             if self.given is not None:
-                assert isinstance(self.optimizer, TorqueOptimizer)
-                self.optimizer.make_state()
-                # Not given[taken]: that would wait for the device, and a graph would keep the first value.
-                now = self.taken.clamp(max=len(self.given) - 1).reshape(1)
-                self.optimizer.segment_alignments()[0].copy_(self.given.index_select(0, now)[0])
+                replace_alignment(self.optimizer, self.given, self.taken)
         self.optimizer.step()
         with torch.no_grad():
             now = torch.div(self.position, self.config.batch, rounding_mode="floor").reshape(1)
@@ -299,7 +294,7 @@ def run(
     Yields after every step, and Progress after an epoch.
     """
     settings = Config(**config)
-    training = Training(settings, data_folder, device, _given(settings, folder))
+    training = Training(settings, data_folder, device, given_alignment(settings, folder))
     steps: list[Tensor] = []  # what was seen of every step, by epoch
     first, spent = 0, 0.0
     found = folder.load(device)
@@ -339,14 +334,11 @@ def run(
             }
             folder.save(epoch + 1, state)
             saved = now
-    s = torch.cat(steps)[:, ALIGNMENT].clone()
-    if not s.isnan().any():
-        folder.write("alignment.pt", s)
+    keep_alignment(folder, torch.cat(steps)[:, ALIGNMENT])
     result = result_of(metrics, training.model)
     if settings.test:
         result["test"] = float(training.accuracy(*training.data.test))
-    timing = {"seconds": spent + time.monotonic() - begin}
-    folder.finish({**result, "timing": timing, "machine": machine(device)})
+    folder.finish(result, spent + time.monotonic() - begin, device)
 
 
 def row_of(epoch: int, lr: float, loss: float, norm: float, s: float, validation: float) -> dict[str, Any]:
@@ -372,19 +364,16 @@ def _wait(device: torch.device) -> Iterator[None]:
             yield None
 
 
-def _given(config: Config, folder: TrialFolder) -> Tensor | None:
-    """s of every step, where another trial's d replaces TAM's own."""
-    if config.damping is None:
-        return None
-    path = folder.path.parent / str(config.damping_of) / "alignment.pt"
-    if not path.exists():
-        raise LabError(f"{path} is missing: the trial whose d is to be used has not been run")
-    s: Tensor = torch.load(path, weights_only=True)
-    if config.damping == "mean":
-        return torch.full_like(s, float(s.double().mean()))
-    if config.damping == "shuffled":
-        return s[torch.randperm(len(s), generator=torch.Generator().manual_seed(config.seed))]
-    return s
+def check(trial: dict[str, Any], data_folder: Path) -> None:
+    """Raises where what a trial needs is not there."""
+    config = Config(**trial)
+    find(config.data, data_folder)
+    if config.checkpoint and not config.checkpoint.startswith("timm:"):
+        path = data_folder / config.checkpoint
+        if not path.is_file():
+            raise LabError(f"the checkpoint {path} is missing")
+    if config.model == "vit" and importlib.util.find_spec("timm") is None:
+        raise LabError("the network vit needs the package timm")
 
 
 def config_of(**options: Any) -> dict[str, Any]:

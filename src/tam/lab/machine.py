@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import platform
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -10,9 +12,19 @@ import torch
 from tam._version import __version__
 
 
+@cache
 def machine(device: torch.device) -> dict[str, Any]:
     """Hardware and versions."""
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine()
     return {
-        "hardware": name, "tam": __version__, "torch": torch.__version__, "python": platform.python_version(),
+        "hardware": torch.cuda.get_device_name(device) if device.type == "cuda" else _processor(),
+        "tam": __version__, "torch": torch.__version__, "python": platform.python_version(),
     }  # fmt: skip
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    named = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return named[0] if named else platform.processor() or platform.machine()

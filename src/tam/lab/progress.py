@@ -21,7 +21,8 @@ class Show:
         self.live = Live(console=self.console, refresh_per_second=2) if self.console.is_terminal else None
         self.at_work: dict[str, Event] = {}
         self.begin = time.monotonic()
-        self.done, self.epochs, self.best = 0, 0, 0.0
+        self.done, self.epochs = 0, 0
+        self.best: tuple[float, str] | None = None  # validation accuracy, and of which trial
         self.left = 0  # trials of this round
 
     def __enter__(self) -> Show:
@@ -35,58 +36,62 @@ class Show:
         if self.live is not None:
             self.live.stop()
 
-    def __call__(self, event: Event | int) -> None:
-        if isinstance(event, int):
+    def __call__(self, event: Event | int | str) -> None:
+        if isinstance(event, Event):
+            self._hear(event)
+        elif isinstance(event, int):
             self.left = event
             self._line(f"{event} trials to run")
-            return
-        key, config = key_of(event.job.config), event.job.config
+        else:
+            self.console.print(event, highlight=False, markup=False, soft_wrap=True)
+        if self.live is not None:
+            self.live.update(self._table())
+
+    def _hear(self, event: Event) -> None:
+        key = key_of(event.job.config)
         if event.kind in ("start", "epoch"):
             self.at_work[key] = event
         else:
             self.at_work.pop(key, None)
             self.left -= 1
             self.done += event.kind == "done"
-        name = f"{key} {config['optimizer']} lr {config['lr']:g} seed {config['seed']}"
+        name = f"{event.job.label} ({key})"
         if event.kind == "epoch":
             self.epochs += 1
-            self.best = max(self.best, event.detail.get("validation", 0.0))
-            if self.live is None and event.detail["epoch"] % max(1, event.detail["epochs"] // 10) == 0:
-                self._line(
-                    f"{name}: epoch {event.detail['epoch']} of {event.detail['epochs']}, {_figures(event)}"
-                )
+            best = (event.detail.get("validation", 0.0), event.job.label)
+            self.best = max(self.best or best, best)
+            if event.detail["epoch"] % max(1, event.detail["epochs"] // 10) == 0:
+                epoch = f"epoch {event.detail['epoch']} of {event.detail['epochs']}"
+                self._line(f"{name}: {epoch}, {_figures(event)}{self._time_left()}")
         elif event.kind in ("busy", "failed"):
             self._line(f"{name}: {event.kind}: {event.detail['message']}")
         else:
             self._line(f"{name}: {event.kind}")
-        if self.live is not None:
-            self.live.update(self._table())
 
     def _line(self, text: str) -> None:
+        """Where there is no live table."""
         if self.live is None:
             self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def _table(self) -> Table:
-        title = f"{self.done} trials done, {self.left} left of this round, best {self.best:.2f}"
-        title += self._time_left()
-        table = Table("trial", "optimizer", "lr", "seed", "epoch", "", title=title)
-        for key, event in self.at_work.items():
-            config = event.job.config
-            epoch = f"{event.detail.get('epoch', 0)} of {config['epochs']}"
-            table.add_row(
-                key, config["optimizer"], f"{config['lr']:g}", str(config["seed"]), epoch, _figures(event)
-            )
+        title = f"{self.done} trials done, {self.left} left of this round"
+        if self.best is not None and self.best[0]:
+            title += f", best so far {self.best[0]:.2f} ({self.best[1]})"
+        table = Table("trial", "epoch", "", title=title + self._time_left())
+        for event in self.at_work.values():
+            epoch = f"{event.detail.get('epoch', 0)} of {event.job.config['epochs']}"
+            table.add_row(event.job.label, epoch, _figures(event))
         return table
 
     def _time_left(self) -> str:
-        """From the time the epochs so far have taken."""
+        """Of this round, from the time the epochs so far have taken."""
         if not self.epochs or not self.at_work:
             return ""
         total = next(iter(self.at_work.values())).job.config["epochs"]
         running = sum(total - event.detail.get("epoch", 0) for event in self.at_work.values())
         waiting = max(0, self.left - len(self.at_work)) * total
         seconds = (time.monotonic() - self.begin) / self.epochs * (running + waiting)
-        return f", about {seconds / 60:.0f} min left"
+        return f", about {seconds / 60:.0f} min left" if seconds > 90 else f", about {seconds:.0f} s left"
 
 
 def _figures(event: Event) -> str:

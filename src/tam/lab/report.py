@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from statistics import mean
@@ -12,80 +11,124 @@ from typing import Any
 
 from tam.lab import charts, stats
 from tam.lab.experiment import Arm, Plan
-from tam.lab.runner import Selection, plans, remembered
-from tam.lab.store import LabError, TrialFolder
+from tam.lab.outcome import Outcome, outcomes
+from tam.lab.runner import shown
+from tam.lab.stats import Difference, Pairs
+from tam.lab.store import write_whole
 
 HEADER = (
-    "arm", "lr", "n", "{label}", "test %", "difference to {baseline}", "95% interval", "verdict", "paper",
+    "arm", "lr", "n", "{label}", "test %", "difference to {baseline}", "95% interval", "p (Holm)", "verdict",
+    "paper",
 )  # fmt: skip
+SAME = "the baseline's trials"  # an arm may come to these: that is no comparison
+Differences = Mapping[tuple[str, str], Difference]  # by study and arm
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What is known of an arm: its finished trials, by seed."""
-
-    arm: Arm
-    lr: float | None
-    edge: bool  # the lr is at an edge of its grid
-    folders: dict[int, TrialFolder]
-    wanted: int
-
-    def values(self, key: str) -> dict[int, float]:
-        found = {seed: folder.result for seed, folder in self.folders.items()}
-        return {seed: result[key] for seed, result in found.items() if result is not None and key in result}
-
-
-def outcomes(plan: Plan) -> list[Outcome]:
-    found = []
-    for arm in plan.study.arms:
-        chosen, trials = plan.chosen(arm), plan.reported(arm) or []
-        folders = {trial["seed"]: TrialFolder(plan.root, trial) for trial in trials}
-        done = {seed: folder for seed, folder in folders.items() if folder.result is not None}
-        lr, edge = chosen if chosen is not None else (None, False)
-        found.append(Outcome(arm, lr, edge, done, len(plan.study.seeds)))
-    return found
+def compare(plans: Sequence[Plan]) -> Differences:
+    """Every arm of every study against its baseline: the comparisons of an experiment."""
+    family: dict[tuple[str, str], Pairs] = {}
+    for plan in plans:
+        study = plan.study
+        found = {outcome.arm.name: outcome for outcome in outcomes(plan)}
+        baseline = found[study.baseline]
+        for name, outcome in found.items():
+            if name != study.baseline and not _is_same(outcome, baseline):
+                values, others = (one.values(study.outcome) for one in (outcome, baseline))
+                family[study.name, name] = stats.paired(values, others, study.margin, study.higher)
+        family |= {(study.name, f"left out {i}"): Pairs([]) for i in range(study.left_out)}
+    return stats.compare(family)
 
 
-def table(plan: Plan) -> tuple[list[str], list[list[str]]]:
+def _is_same(outcome: Outcome, baseline: Outcome) -> bool:
+    return bool(outcome.keys) and outcome.keys <= baseline.keys
+
+
+def table(plan: Plan, differences: Differences) -> tuple[list[str], list[list[str]]]:
     """Header and rows of a study."""
-    found = outcomes(plan)
-    study = plan.study
-    values = {outcome.arm.name: outcome.values(study.outcome) for outcome in found}
-    baseline = study.baseline
-    keys = {outcome.arm.name: {folder.key for folder in outcome.folders.values()} for outcome in found}
-    # An arm may come to the baseline's own trials: that is no comparison.
-    same = {name for name in values if name != baseline and keys[name] and keys[name] <= keys[baseline]}
-    compared = {name: x for name, x in values.items() if name not in same}
-    differences = (
-        stats.compare(compared, baseline, study.margin, study.higher) if values.get(baseline) else {}
-    )
+    study, found = plan.study, outcomes(plan)
+    (baseline,) = [outcome for outcome in found if outcome.arm.name == study.baseline]
     rows = []
     for outcome in found:
-        name = outcome.arm.name
-        difference, paper = differences.get(name), plan.study.paper.get(name)
-        lr = (
-            ""
-            if outcome.lr is None
-            else f"{outcome.lr:.3g}" + (" (at the edge of its grid)" if outcome.edge else "")
-        )
-        diverged = sum(bool((folder.result or {}).get("diverged")) for folder in outcome.folders.values())
-        row = [
-            name,
-            lr,
-            f"{len(values[name])} of {outcome.wanted}" + (f", {diverged} diverged" if diverged else ""),
-        ]
-        row += [_shown(values[name], study.digits) or "not run", _shown(outcome.values("test"), study.digits)]
-        row += ["", "", "the baseline's trials" if name in same else ""]
+        name, values, test = outcome.arm.name, outcome.values(study.outcome), outcome.values("test")
+        row = [name, _lr(outcome), _count(outcome, len(values))]
+        row += [_shown(values, study.digits) or "not run", _shown(test, study.digits)]
+        difference = differences.get((study.name, name))
         if difference is not None:
-            row[-3:] = _difference(difference, study.digits)
-            if difference.n < outcome.wanted:
-                row[-1] = f"so far {row[-1]}"
+            row += _difference(difference, study.digits, outcome.wanted)
+        else:
+            is_same = outcome is not baseline and _is_same(outcome, baseline)
+            row += ["", "", "", SAME if is_same else ""]
+        paper = study.paper.get(name)
         rows.append([*row, "" if paper is None else f"{paper[0]} ± {paper[1]}"])
-    header = [column.format(baseline=baseline, label=study.label) for column in HEADER]
+    header = [column.format(baseline=study.baseline, label=study.label) for column in HEADER]
     empty = [
         i for i, name in enumerate(header) if name in ("test %", "paper") and not any(row[i] for row in rows)
     ]
     return _without(header, empty), [_without(row, empty) for row in rows]
+
+
+def _lr(outcome: Outcome) -> str:
+    if outcome.lr is None:
+        return ""
+    return f"{outcome.lr:.3g}" + (" (at the edge of its grid)" if outcome.edge else "")
+
+
+def _count(outcome: Outcome, n: int) -> str:
+    return f"{n} of {outcome.wanted}" + (f", {outcome.diverged} diverged" if outcome.diverged else "")
+
+
+def _without(cells: list[str], places: list[int]) -> list[str]:
+    return [cell for i, cell in enumerate(cells) if i not in places]
+
+
+def _shown(values: Mapping[int, float], digits: int) -> str:
+    if not values:
+        return ""
+    found = stats.summarise(list(values.values()))
+    return f"{found.mean:.{digits}f}" + ("" if math.isnan(found.spread) else f" ± {found.spread:.{digits}f}")
+
+
+def _interval(low: float, high: float, digits: int) -> str:
+    return f"{low:+.{digits}f} to {high:+.{digits}f}"
+
+
+def _difference(found: Difference, digits: int, wanted: int) -> list[str]:
+    row = [f"{found.mean:+.{digits}f}"]
+    if math.isnan(found.low):
+        return [*row, "", "", "one seed: no verdict" if found.n == 1 else "no spread: no verdict"]
+    p = "" if math.isnan(found.p) else f"{found.p:.2g}"
+    verdict = found.verdict if found.n == wanted else f"so far {found.verdict}"
+    return [*row, _interval(found.low, found.high, digits), p, verdict]
+
+
+# ---------------------------------------------------------------------- what is to be said
+
+
+FOUND = {
+    "equivalent": "no difference that matters",
+    "undecided": "no difference is shown",
+    "better": "better here",
+    "worse": "worse here",
+}
+
+
+def beside_the_paper(plan: Plan, differences: Differences) -> list[str]:
+    """Whether the paper's differences are found, a line each; where there is none, first."""
+    study, papers = plan.study, plan.study.paper
+    lines = []
+    for arm in study.arms:
+        found = differences.get((study.name, arm.name))
+        if found is None or math.isnan(found.low) or arm.name not in papers or study.baseline not in papers:
+            continue
+        there = papers[arm.name][0] - papers[study.baseline][0]
+        here = f"{found.mean:+.{study.digits}f} ({_interval(found.low, found.high, study.digits)})"
+        agrees = "within" if found.low <= there <= found.high else "outside"
+        line = (
+            f"{arm.name} minus {study.baseline}: {FOUND[found.verdict]}: {here}, n = {found.n}; the paper's "
+            f"{there:+.{study.digits}f} lies {agrees} the interval."
+        )
+        lines.append((list(FOUND).index(found.verdict), line))
+    return [line for _, line in sorted(lines)]
 
 
 def against_controls(plan: Plan) -> list[str]:
@@ -95,42 +138,71 @@ def against_controls(plan: Plan) -> list[str]:
     for source in dict.fromkeys(arm.control_of for arm in study.arms if arm.control_of):
         controls = [arm.name for arm in study.arms if arm.control_of == source]
         values = {name: found[name].values(study.outcome) for name in (source, *controls)}
-        if not all(values.values()):
-            missing = [name for name in values if not values[name]]
-            lines.append(f"{source} against its controls: not run are {', '.join(missing)}.")
-            continue
-        differences = stats.compare(values, source, study.margin, study.higher)
-        swapped = {"better": "worse", "worse": "better"}  # the control's verdict is not the arm's
-        verdicts = {name: swapped.get(d.verdict, d.verdict) for name, d in differences.items()}
-        for name, d in differences.items():
-            low, high = -d.high, -d.low
-            interval = f"{low:+.{study.digits}f} to {high:+.{study.digits}f}, n = {d.n}"
-            lines.append(
-                f"{source} minus {name}: {-d.mean:+.{study.digits}f} ({interval}): {verdicts[name]}."
-            )
+        pairs = {
+            name: stats.paired(values[source], values[name], study.margin, study.higher) for name in controls
+        }
+        differences = stats.compare(pairs)
+        for name in controls:
+            d = differences.get(name)
+            if d is None:
+                lines.append(f"{source} minus {name}: not run.")
+            elif math.isnan(d.low):
+                lines.append(f"{source} minus {name}: {d.mean:+.{study.digits}f}, n = {d.n}: no verdict.")
+            else:
+                interval = _interval(d.low, d.high, study.digits)
+                lines.append(
+                    f"{source} minus {name}: {d.mean:+.{study.digits}f} ({interval}), n = {d.n}: {d.verdict}."
+                )
         complete = all(len(x) == len(study.seeds) for x in values.values())
-        helps = complete and all(verdict == "better" for verdict in verdicts.values())
+        helps = complete and all(d.verdict == "better" for d in differences.values())
         lines.append(
-            f"{source} {'helps' if helps else 'is not shown to help'}: it must be better than all of them."
+            f"{source} {'helps' if helps else 'is not shown to help'}: it must be better than all of them, "
+            "with all seeds."
         )
     return lines
 
 
-def _without(cells: list[str], places: list[int]) -> list[str]:
-    return [cell for i, cell in enumerate(cells) if i not in places]
+def facts(plan: Plan) -> dict[str, str]:
+    """What was run, where, and what was chosen where the paper is silent."""
+    study = plan.study
+    folders = [folder for outcome in outcomes(plan) for folder in outcome.folders.values()]
+    results: list[dict[str, Any]] = [folder.result or {} for folder in folders]
+    machines = sorted({", ".join(f"{k} {v}" for k, v in result["machine"].items()) for result in results})
+    seconds = [result["timing"]["seconds"] for result in results]
+    dates = sorted({result["timing"]["date"] for result in results if "date" in result["timing"]})
+    when = f" ({' to '.join(dict.fromkeys((dates[0], dates[-1])))})" if dates else ""
+    return {
+        "workload": _told(study.workload),
+        "arms": "; ".join(f"{arm.name}: {_told_arm(arm)}" for arm in study.arms),
+        "learning rates": "; ".join(_choice(plan, arm) for arm in study.arms if not arm.control_of),
+        "seeds": ", ".join(map(str, study.seeds)),
+        "machines": ("; ".join(machines) or "none: nothing was run") + when,
+        "time": f"{mean(seconds):.0f} s a trial from start to end, others beside it" if seconds else "",
+        **plan.experiment.choices,
+        **study.choices,
+    }
 
 
-def _shown(values: dict[int, float], digits: int) -> str:
-    if not values:
-        return ""
-    found = stats.summarise(list(values.values()))
-    return f"{found.mean:.{digits}f}" + ("" if math.isnan(found.spread) else f" ± {found.spread:.{digits}f}")
+def _told(settings: Mapping[str, Any]) -> str:
+    return ", ".join(f"{k} {v}" for k, v in settings.items())
 
 
-def _difference(found: stats.Difference, digits: int) -> list[str]:
-    low, high = (f"{x:+.{digits}f}" for x in (found.low, found.high))
-    interval = "" if math.isnan(found.low) else f"{low} to {high}"
-    return [f"{found.mean:+.{digits}f}", interval, found.verdict]
+def _told_arm(arm: Arm) -> str:
+    told = _told({**arm.options, **arm.settings})
+    return arm.optimizer + (f" with {told}" if told else "")
+
+
+def _choice(plan: Plan, arm: Arm) -> str:
+    """Between which learning rates it was, and what they came to."""
+    lrs = plan.grid(arm)
+    if len(lrs) == 1:
+        return f"{arm.name} {lrs[0]:.3g}, given"
+    scores = {lr: plan.tuned_to(arm, lr) for lr in lrs}
+    told = (
+        f"{lr:.3g}: " + ("not run" if score is None else f"{score:.{plan.study.digits}f}")
+        for lr, score in scores.items()
+    )
+    return f"{arm.name} by seeds {', '.join(map(str, plan.study.tuning_seeds))} of {', '.join(told)}"
 
 
 def curves(plan: Plan, key: str) -> Iterator[charts.Series]:
@@ -151,71 +223,71 @@ def curves(plan: Plan, key: str) -> Iterator[charts.Series]:
 
 
 NOTES = (
-    "Outcomes are of the last epoch, mean ± standard deviation over the seeds; test images are read once, at "
-    "the end. Differences are taken seed by seed: for one seed all arms share the split, the initial weights "
-    "and the batches. The intervals of a study's comparisons hold together with 95% (Bonferroni); better and "
-    "worse are decided by Holm's method. Equivalent: the interval lies within the study's margin, 0.2 points "
-    "for accuracies. Curves: mean over the seeds, band from least to greatest."
+    "Outcomes are of the last epoch, mean ± standard deviation over the seeds; a run whose loss is no longer "
+    "finite ends there, and counts with what it then has. Test images are read once, at the end. Differences "
+    "are taken seed by seed: for one seed all arms share the split, the initial weights and the batches. The "
+    "interval is that of one comparison (Student's t). Better and worse: told from 0 at 5% by Holm's method "
+    "over all comparisons of the experiment, those not run among them. Equivalent: the interval lies within "
+    "the study's margin, 0.2 points for accuracies. Undecided: neither."
 )
+CURVES = "Curves: mean over the seeds, band from least to greatest."
+ELSEWHERE = "Curves are in the report as HTML."
 
 
 def write(root: Path, target: Path) -> None:
     """Writes the report of a folder: as Markdown where the file is called so, else as HTML."""
-    selections = remembered(root)
-    if not selections:
-        raise LabError(f"{root} has no runs.json: nothing was run there")
-    text = markdown(root, selections) if target.suffix == ".md" else html(root, selections)
-    target.write_text(text, encoding="utf-8")
+    text = markdown(shown(root)) if target.suffix == ".md" else html(shown(root))
+    write_whole(target, text.encode())
 
 
-def html(root: Path, selections: Sequence[Selection]) -> str:
-    body = [f"<p>{escape(NOTES)}</p>"]
-    for selection in selections:
-        for plan in plans(selection, root):
-            header, rows = table(plan)
-            body += [f"<h2>{escape(plan.study.title)} (preset {escape(selection.preset)})</h2>"]
-            body += [charts.table(header, rows)]
-            body += [f"<p>{escape(line)}</p>" for line in against_controls(plan)]
-            body += ['<div class="charts">']
-            for curve in plan.experiment.curves:
-                lines = list(curves(plan, curve.key))
-                if lines:
-                    drawn = charts.line_chart(lines, curve.title, curve.by, curve.label, log_y=curve.log)
-                    body.append(drawn)
-            if plan.experiment.figures is not None:
-                body += plan.experiment.figures(plan.study)
-            body += ["</div>", _listed(facts(plan))]
+def html(groups: Sequence[Sequence[Plan]]) -> str:
+    """The page; a group is an experiment with a preset."""
+    body = [f"<p>{escape(NOTES)} {CURVES}</p>"]
+    for plans in groups:
+        differences = compare(plans)
+        for plan in plans:
+            header, rows = table(plan, differences)
+            body += [f"<h2>{escape(_title(plan))}</h2>", charts.table(header, rows)]
+            body += [f"<p>{escape(line)}</p>" for line in _lines(plan, differences)]
+            body += ['<div class="charts">', *_charts(plan), "</div>", _listed(facts(plan))]
     return charts.page("Torque-aware momentum: the lab's report", "\n".join(body))
 
 
-def _listed(entries: dict[str, str]) -> str:
-    return "<dl>" + "".join(f"<dt>{escape(k)}</dt><dd>{escape(v)}</dd>" for k, v in entries.items()) + "</dl>"
-
-
-def facts(plan: Plan) -> dict[str, str]:
-    """What was run, where, and what was chosen where the paper is silent."""
-    folders = [folder for outcome in outcomes(plan) for folder in outcome.folders.values()]
-    results: list[dict[str, Any]] = [folder.result or {} for folder in folders]
-    machines = sorted({", ".join(f"{k} {v}" for k, v in result["machine"].items()) for result in results})
-    seconds = [result["timing"]["seconds"] for result in results]
-    return {
-        "workload": ", ".join(f"{k} {v}" for k, v in plan.study.workload.items()),
-        "machines": "; ".join(machines) or "none: nothing was run",
-        "time": f"{mean(seconds):.0f} s a trial from start to end, others beside it" if seconds else "",
-        **plan.experiment.choices,
-    }
-
-
-def markdown(root: Path, selections: Sequence[Selection]) -> str:
-    lines = ["# The lab's report", "", NOTES]
-    for selection in selections:
-        for plan in plans(selection, root):
-            header, rows = table(plan)
-            lines += ["", f"## {plan.study.title} (preset {selection.preset})", ""]
+def markdown(groups: Sequence[Sequence[Plan]]) -> str:
+    """The same without curves."""
+    lines = ["# The lab's report", "", f"{NOTES} {ELSEWHERE}"]
+    for plans in groups:
+        differences = compare(plans)
+        for plan in plans:
+            header, rows = table(plan, differences)
+            lines += ["", f"## {_title(plan)}", ""]
             lines += [_row(header), _row(["---"] * len(header)), *map(_row, rows), ""]
-            lines += [*against_controls(plan), ""] if against_controls(plan) else []
-            lines += [f"- **{k}**: {v}" for k, v in facts(plan).items()]
+            for line in _lines(plan, differences):
+                lines += [line, ""]
+            lines += [f"- **{k}**: {v}" for k, v in facts(plan).items() if v]
     return "\n".join(lines) + "\n"
+
+
+def _title(plan: Plan) -> str:
+    return f"{plan.experiment.name}: {plan.study.title} (preset {plan.preset})"
+
+
+def _lines(plan: Plan, differences: Differences) -> list[str]:
+    return [*beside_the_paper(plan, differences), *against_controls(plan)]
+
+
+def _charts(plan: Plan) -> Iterator[str]:
+    for curve in plan.experiment.curves:
+        lines = list(curves(plan, curve.key))
+        if lines:
+            yield charts.line_chart(lines, curve.title, curve.by, curve.label, log_y=curve.log)
+    if plan.experiment.figures is not None:
+        yield from plan.experiment.figures(plan)
+
+
+def _listed(entries: dict[str, str]) -> str:
+    told = (f"<dt>{escape(k)}</dt><dd>{escape(v)}</dd>" for k, v in entries.items() if v)
+    return "<dl>" + "".join(told) + "</dl>"
 
 
 def _row(cells: Sequence[str]) -> str:

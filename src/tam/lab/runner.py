@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
+from tam.lab import variants
 from tam.lab.engines import torchrun
 from tam.lab.engines.local import Local
 from tam.lab.engines.work import Event, Job, Place
-from tam.lab.experiment import Experiment, Plan, experiments
-from tam.lab.store import LabError, key_of, write_whole
+from tam.lab.experiment import Experiment, Plan, Study, experiments
+from tam.lab.store import LabError, explained, key_of, write_whole
+
+POLL = 2.0  # seconds between looks at trials another run works on
 
 
 @dataclass(frozen=True)
@@ -24,6 +30,7 @@ class Selection:
     studies: tuple[str, ...] = ()  # all, where none is named
     arms: tuple[str, ...] = ()
     seeds: int | None = None  # so many of the reported seeds
+    controls: bool = False  # TAM's controls also where a study has none
 
 
 def get_experiment(name: str) -> Experiment:
@@ -45,7 +52,12 @@ def plans(selection: Selection, root: Path) -> list[Plan]:
         names = ", ".join(study.name for study in studies)
         raise LabError(f"the preset {selection.preset} has no study {unknown[0]!r}; it has {names}")
     chosen = [study for study in studies if not selection.studies or study.name in selection.studies]
-    return [Plan(experiment, study.only(selection.arms, selection.seeds), root) for study in chosen]
+    if selection.controls:
+        chosen = [variants.with_controls(study) for study in chosen]
+    return [
+        Plan(experiment, study.only(selection.arms, selection.seeds), root, selection.preset)
+        for study in chosen
+    ]
 
 
 ENGINES = ("local", "ray")
@@ -60,8 +72,6 @@ def make_engine(
         from tam.lab.engines.ray import Ray
 
         return Ray(place, workers, tell, address)
-    if name != "local":
-        raise LabError(f"engine {name!r}: must be one of {', '.join(ENGINES)}")
     return Local(place, workers, tell)
 
 
@@ -69,30 +79,65 @@ def run(
     selection: Selection,
     place: Place,
     workers: int,
-    tell: Callable[[Event | int], None],
+    tell: Callable[[Event | int | str], None],
     engine: str = "local",
     address: str | None = None,
 ) -> None:
-    """Runs all trials that have no result. `tell` hears of events, and how many trials a round has."""
+    """Runs all trials that have no result.
+
+    `tell` hears of events, of how many trials a round has, and of what is to be said besides.
+    """
     wanted = plans(selection, place.root)
+    _check(selection, wanted, place, engine)
     remember(selection, place.root)
     with make_engine(engine, place, workers, tell, address) as running:
         before: list[Job] = []
+        waits = False
         while jobs := _jobs(selection.experiment, wanted):
-            if jobs == before:
+            free = jobs if torchrun.started() else [job for job in jobs if not job.folder(place.root).busy()]
+            if not free:
+                if not waits:
+                    tell(f"another run works on the {len(jobs)} trials that are left: waiting for them")
+                waits = True
+                time.sleep(POLL)
+                continue
+            if free == before:
                 raise LabError(
-                    f"{len(jobs)} trials left no result: another run is at work on them in {place.root}, or "
-                    "that folder is another one where they ran"
+                    f"{len(free)} trials left no result in {place.root}: is it another folder where they ran?"
                 )
-            tell(len(jobs))
-            running.run(jobs)
-            before = jobs
+            tell(len(free))
+            running.run(free)
+            before, waits = free, False
 
 
-def _jobs(experiment: str, wanted: list[Plan]) -> list[Job]:
+def _check(selection: Selection, wanted: Sequence[Plan], place: Place, engine: str) -> None:
+    """Raises before anything is run or written where it could not be."""
+    experiment = get_experiment(selection.experiment)
+    if engine not in ENGINES:
+        raise LabError(f"engine {engine!r}: must be one of {', '.join(ENGINES)}")
+    if torchrun.started() and (engine != "local" or not experiment.ranks):
+        what = "--engine ray" if engine != "local" else f"each trial of {experiment.name} has one process"
+        raise LabError(f"{what}: start it without torchrun")
+    try:
+        device = torch.device(place.device)
+    except RuntimeError:
+        device = torch.device("meta")
+    there = torch.cuda.device_count()
+    if device.type not in ("cpu", "cuda") or (device.type == "cuda" and (device.index or 0) >= there):
+        raise LabError(f"--device {place.device}: must be auto, cpu or one of the {there} cuda devices here")
+    for plan in wanted:
+        for _, trial in plan.to_run()[:1]:
+            experiment.check(trial, place.data)
+
+
+def _jobs(experiment: str, wanted: Sequence[Plan]) -> list[Job]:
     """The trials that can be run now; several studies may want the same one."""
-    trials = {key_of(trial): trial for plan in wanted for trial in plan.to_run()}
-    return [Job(experiment, trial) for trial in trials.values()]
+    jobs: dict[str, Job] = {}
+    for plan in wanted:
+        for arm, trial in plan.to_run():
+            label = f"{plan.study.name}, {arm.name}, lr {trial['lr']:.3g}, seed {trial['seed']}"
+            jobs.setdefault(key_of(trial), Job(experiment, trial, label))
+    return list(jobs.values())
 
 
 # ---------------------------------------------------------------------- what a folder knows of itself
@@ -103,16 +148,48 @@ def remember(selection: Selection, root: Path) -> None:
     known = remembered(root)
     if selection not in known:
         known.append(selection)
-    root.mkdir(parents=True, exist_ok=True)
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise explained(error, root) from error
     write_whole(root / "runs.json", json.dumps([vars(one) for one in known], indent=1).encode() + b"\n")
 
 
 def remembered(root: Path) -> list[Selection]:
+    path = root / "runs.json"
     try:
-        found = json.loads((root / "runs.json").read_text(encoding="utf-8"))
-    except FileNotFoundError:
+        found = [Selection(**one) for one in json.loads(path.read_text(encoding="utf-8"))]
+    except (FileNotFoundError, NotADirectoryError):
         return []
-    return [
-        Selection(one["experiment"], one["preset"], tuple(one["studies"]), tuple(one["arms"]), one["seeds"])
-        for one in found
-    ]
+    except (ValueError, TypeError) as error:
+        raise LabError(
+            f"{path} is damaged: remove it, and start the runs again; what is finished stays"
+        ) from error
+    return [replace(one, studies=tuple(one.studies), arms=tuple(one.arms)) for one in found]
+
+
+def shown(root: Path) -> list[list[Plan]]:
+    """Everything that was run in a folder: of each experiment and preset the studies, each once."""
+    selections = remembered(root)
+    if not selections:
+        raise LabError(f"{root} has no runs.json: nothing was run there")
+    groups: dict[tuple[str, str], dict[str, Plan]] = {}
+    for selection in selections:
+        found = groups.setdefault((selection.experiment, selection.preset), {})
+        for plan in plans(selection, root):
+            known = found.get(plan.study.name)
+            if known is not None:
+                plan.study = _both(plan.study, known.study)
+            found[plan.study.name] = plan
+    return [list(found.values()) for found in groups.values()]
+
+
+def _both(one: Study, other: Study) -> Study:
+    """A study of which twice a part was run."""
+    names = {arm.name for arm in one.arms}
+    more = tuple(arm for arm in other.arms if arm.name not in names)
+    left_out = max(
+        0, max(one.left_out + len(one.arms), other.left_out + len(other.arms)) - len(names) - len(more)
+    )
+    seeds = max(one.seeds, other.seeds, key=len)
+    return replace(one, arms=(*one.arms, *more), seeds=seeds, left_out=left_out)

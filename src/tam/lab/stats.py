@@ -1,18 +1,21 @@
 """What paired runs say: the mean difference, its 95% interval, and a verdict.
 
 For one seed all arms share the split, the initial weights and the batches, so that differences are taken seed
-by seed. Of m comparisons the intervals are of 1 - 5% / m (Bonferroni), so that all of them together hold with
-95%; whether a difference is told from 0 is decided by Holm's method, which is sharper.
+by seed. The interval is that of one comparison (Student's t). Whether a difference is told from 0 is decided
+by Holm's method over all comparisons of an experiment, those not run yet among them: otherwise a verdict
+could come and go with what else is run.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import mean, stdev
+from typing import TypeVar
 
 LEVEL = 0.05
+Name = TypeVar("Name", bound=Hashable)
 
 
 @dataclass(frozen=True)
@@ -25,14 +28,23 @@ class Summary:
 
 
 @dataclass(frozen=True)
+class Pairs:
+    """Differences of an arm to what it is compared with, one a seed, and what they are judged by."""
+
+    differences: Sequence[float]
+    margin: float = 0.2  # differences within it matter to nobody
+    higher: bool = True  # is better
+
+
+@dataclass(frozen=True)
 class Difference:
-    """An arm against the baseline, seed by seed."""
+    """An arm against another, seed by seed."""
 
     n: int
     mean: float
     low: float  # of the interval; nan where there are fewer than two pairs
     high: float
-    p: float
+    p: float  # Holm's
     verdict: str  # better, worse, equivalent or undecided
 
 
@@ -40,52 +52,61 @@ def summarise(values: Sequence[float]) -> Summary:
     return Summary(len(values), mean(values), stdev(values) if len(values) > 1 else math.nan)
 
 
-def compare(
-    arms: Mapping[str, Mapping[int, float]], baseline: str, equivalent: float = 0.2, higher: bool = True
-) -> dict[str, Difference]:
-    """Every other arm against the baseline; outcomes by seed, of which higher (or lower) ones are better."""
-    pairs = {
-        name: [value - arms[baseline][seed] for seed, value in outcomes.items() if seed in arms[baseline]]
-        for name, outcomes in arms.items()
-        if name != baseline
-    }
-    p = {name: _p(differences) for name, differences in pairs.items()}
-    testable = [name for name in p if not math.isnan(p[name])]
-    found = {}
-    significant = True  # Holm: after one that is not, none is
-    for i, name in enumerate(sorted(p, key=lambda name: (math.isnan(p[name]), p[name]))):
-        differences = pairs[name]
-        if not differences:
-            continue
-        low, high = interval(differences, LEVEL / max(1, len(testable)))
-        significant = significant and p[name] <= LEVEL / max(1, len(testable) - i)
-        verdict = "undecided"
-        if low >= -equivalent and high <= equivalent:
-            verdict = "equivalent"
-        elif significant:
-            verdict = "better" if (mean(differences) > 0) == higher else "worse"
-        found[name] = Difference(len(differences), mean(differences), low, high, p[name], verdict)
-    return found
+def paired(
+    values: Mapping[int, float], others: Mapping[int, float], margin: float = 0.2, higher: bool = True
+) -> Pairs:
+    """Outcomes by seed, less those of another arm."""
+    return Pairs([value - others[seed] for seed, value in values.items() if seed in others], margin, higher)
 
 
-def interval(differences: Sequence[float], level: float) -> tuple[float, float]:
+def compare(family: Mapping[Name, Pairs]) -> dict[Name, Difference]:
+    """All comparisons of an experiment; those without pairs count in Holm's method, but have no answer."""
+    p = _holm({name: _p(pairs.differences) for name, pairs in family.items()})
+    return {name: _judged(pairs, p[name]) for name, pairs in family.items() if pairs.differences}
+
+
+def _judged(pairs: Pairs, p: float) -> Difference:
+    low, high = interval(pairs.differences)
+    middle = mean(pairs.differences)
+    verdict = "undecided"
+    if low >= -pairs.margin and high <= pairs.margin:
+        verdict = "equivalent"
+    elif p <= LEVEL:
+        verdict = "better" if (middle > 0) == pairs.higher else "worse"
+    return Difference(len(pairs.differences), middle, low, high, p, verdict)
+
+
+def interval(differences: Sequence[float], level: float = LEVEL) -> tuple[float, float]:
     """The interval of the mean that misses it with this probability (Student's t)."""
     from scipy import stats
 
-    if len(differences) < 2:
+    if len(differences) < 2 or (not _has_spread(differences) and any(differences)):
         return math.nan, math.nan
     half = stats.t.ppf(1 - level / 2, len(differences) - 1) * stdev(differences) / math.sqrt(len(differences))
     return mean(differences) - float(half), mean(differences) + float(half)
 
 
 def _p(differences: Sequence[float]) -> float:
-    """Of a mean as far from 0 as this one, were it 0."""
+    """Of a mean as far from 0 as this one, were it 0; nan where the spread cannot be known."""
     from scipy import stats
 
-    if len(differences) < 2:
+    if not _has_spread(differences):
         return math.nan
-    spread = stdev(differences)
-    if spread == 0:
-        return 0.0 if mean(differences) else 1.0
-    t = abs(mean(differences)) * math.sqrt(len(differences)) / spread
+    t = abs(mean(differences)) * math.sqrt(len(differences)) / stdev(differences)
     return float(2 * stats.t.sf(t, len(differences) - 1))
+
+
+def _has_spread(differences: Sequence[float]) -> bool:
+    """Two equal differences say as little of their spread as one."""
+    return len(differences) > 1 and stdev(differences) > 0
+
+
+def _holm(p: Mapping[Name, float]) -> dict[Name, float]:
+    """Adjusted: the k-th least of m is multiplied by m - k + 1, and none is less than those before it."""
+    found: dict[Name, float] = dict.fromkeys(p, math.nan)
+    least = 0.0
+    known = sorted((value, i, name) for i, (name, value) in enumerate(p.items()) if not math.isnan(value))
+    for k, (value, _, name) in enumerate(known):
+        least = max(least, min(1.0, value * (len(p) - k)))
+        found[name] = least
+    return found

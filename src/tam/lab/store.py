@@ -16,13 +16,17 @@ import hashlib
 import io
 import json
 import os
+import time
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import torch
+
+from tam.lab.machine import machine
 
 KEPT = 2  # checkpoints: the last one, and the one before it should that be damaged
 
@@ -51,15 +55,27 @@ def write_whole(path: Path, content: bytes) -> None:
         part.replace(path)
     except OSError as error:
         part.unlink(missing_ok=True)
-        raise _explained(error, path) from error
+        raise explained(error, path) from error
 
 
-def _explained(error: OSError, path: Path) -> LabError:
+def explained(error: OSError, path: Path) -> LabError:
+    """What a file that cannot be written means."""
     what = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else error.strerror
     return LabError(
         f"{path} cannot be written: {what}. Nothing is lost: what was saved before stands, and the same "
         "command goes on from there"
     )
+
+
+def read_result(trial: Path) -> dict[str, Any] | None:
+    """Of the trial in this folder, if it is finished."""
+    path = trial / "result.json"
+    try:
+        return dict(json.loads(path.read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise LabError(f"{path} is damaged: remove it, and the trial is run again") from error
 
 
 class TrialFolder:
@@ -75,44 +91,50 @@ class TrialFolder:
     @property
     def result(self) -> dict[str, Any] | None:
         """The result of a finished trial."""
-        path = self.path / "result.json"
-        try:
-            return dict(json.loads(path.read_text(encoding="utf-8")))
-        except FileNotFoundError:
-            return None
-        except ValueError as error:
-            raise LabError(f"{path} is damaged: remove it, and the trial is run again") from error
+        return read_result(self.path)
 
-    def finish(self, result: Mapping[str, Any]) -> None:
-        """Writes the result; the checkpoints are no longer needed."""
+    def finish(self, result: Mapping[str, Any], seconds: float, device: torch.device) -> None:
+        """Writes the result with how long it took, when and where; the checkpoints are no longer needed."""
         if not self.writes:
             return
-        write_whole(self.path / "result.json", _json(result))
+        today = datetime.now(timezone.utc).date().isoformat()
+        known = {**result, "timing": {"seconds": seconds, "date": today}, "machine": machine(device)}
+        write_whole(self.path / "result.json", _json(known))
         for path in self._checkpoints():
             path.unlink(missing_ok=True)
 
     # ------------------------------------------------------------------ at work
 
     @contextmanager
-    def at_work(self) -> Iterator[None]:
-        """Inside, the trial is this process's alone."""
+    def at_work(self, patience: float = 0.0) -> Iterator[None]:
+        """Inside, the trial is this process's alone; another one is given some seconds to end."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            lock = (self.path / "lock").open("w")
+            lock = (self.path / "lock").open("a")
         except OSError as error:
-            raise _explained(error, self.path) from error
+            raise explained(error, self.path) from error
+        latest = time.monotonic() + patience
         with lock:
+            while not _locked(lock):
+                if time.monotonic() >= latest:
+                    raise BusyError(f"another process works on {self.path}")
+                time.sleep(0.1)
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise BusyError(f"another process works on {self.path}") from None
-            try:
+                lock.truncate(0)
                 lock.write(f"{os.getpid()}\n")
                 lock.flush()
             except OSError as error:
-                raise _explained(error, self.path / "lock") from error
+                raise explained(error, self.path / "lock") from error
             write_whole(self.path / "config.json", _json(self.config))
             yield
+
+    def busy(self) -> bool:
+        """Whether a process is at work on the trial."""
+        try:
+            with (self.path / "lock").open("a") as lock:
+                return not _locked(lock)
+        except OSError:
+            return False  # there is none, or what is wrong will be told when the trial begins
 
     def log(self, row: Mapping[str, Any]) -> None:
         """Appends a line to the metrics."""
@@ -122,7 +144,7 @@ class TrialFolder:
             with (self.path / "metrics.jsonl").open("ab") as file:
                 file.write(_line(row))
         except OSError as error:
-            raise _explained(error, self.path / "metrics.jsonl") from error
+            raise explained(error, self.path / "metrics.jsonl") from error
 
     def metrics(self) -> list[dict[str, Any]]:
         """The lines so far; a last one that was not written whole is left out."""
@@ -181,6 +203,15 @@ class TrialFolder:
     def _checkpoints(self) -> list[Path]:
         """The newest first."""
         return sorted(self.path.glob("checkpoint-*.pt"), reverse=True)
+
+
+def _locked(file: IO[str]) -> bool:
+    """Tries to take the lock, which is ours until the file is closed."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _json(value: Mapping[str, Any]) -> bytes:

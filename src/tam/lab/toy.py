@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from tam import registry
+from tam.lab.damping import check_damping, given_alignment, keep_alignment, replace_alignment
 from tam.lab.images import Progress, told
-from tam.lab.machine import machine
 from tam.lab.store import TrialFolder
 from tam.optimizers.torque import TorqueOptimizer
 
@@ -53,12 +53,15 @@ class Config:
     epochs: int = 200  # steps
     noise: float = 0.1
     options: dict[str, Any] = field(default_factory=dict)
+    damping: str | None = None  # d replaced: "mean" or "shuffled" of another trial's
+    damping_of: str | None = None  # that trial's key
     test: bool = False  # there is nothing to test on
 
     def __post_init__(self) -> None:
         registry.get(self.optimizer)
         if self.surface not in SURFACES:
             raise ValueError(f"surface={self.surface!r}: must be one of {', '.join(SURFACES)}")
+        check_damping(self)
 
 
 def config_of(**options: Any) -> dict[str, Any]:
@@ -66,15 +69,20 @@ def config_of(**options: Any) -> dict[str, Any]:
     return told(Config(**options))
 
 
-def walk(config: Config) -> Iterator[tuple[Tensor, Tensor, float, torch.optim.Optimizer]]:
-    """Place, noisy gradient, loss and optimizer after each step."""
+def walk(
+    config: Config, given: Tensor | None = None
+) -> Iterator[tuple[Tensor, Tensor, float, torch.optim.Optimizer]]:
+    """Place, noisy gradient, loss and optimizer after each step; with another run's s, where it is given."""
     surface, start = SURFACES[config.surface]
     generator = torch.Generator().manual_seed(config.seed)
     x = torch.tensor(start, dtype=torch.float64, requires_grad=True)
-    optimizer = registry.get(config.optimizer).create([x], lr=config.lr, **config.options)
-    for _ in range(config.epochs):
+    options = config.options if given is None else {**config.options, "smoothing": 1.0}
+    optimizer = registry.get(config.optimizer).create([x], lr=config.lr, **options)
+    for i in range(config.epochs):
         (slope,) = torch.autograd.grad(surface(x), x)
         x.grad = slope + config.noise * torch.randn(2, generator=generator, dtype=torch.float64)
+        if given is not None:
+            replace_alignment(optimizer, given, torch.tensor(i))
         optimizer.step()
         with torch.no_grad():
             yield x.detach().clone(), x.grad.clone(), float(surface(x)), optimizer
@@ -90,7 +98,8 @@ def run(
     """A trajectory; it takes no time, so that a killed one begins anew."""
     begin, settings, losses = time.monotonic(), Config(**config), []
     folder.load(device)  # no checkpoint, but the metrics of a try before this one
-    for i, (x, gradient, loss, optimizer) in enumerate(walk(settings)):
+    alignments = []
+    for i, (x, gradient, loss, optimizer) in enumerate(walk(settings, given_alignment(settings, folder))):
         losses.append(loss)
         row = {
             "epoch": i + 1,
@@ -101,13 +110,14 @@ def run(
         }
         if isinstance(optimizer, TorqueOptimizer):
             row["alignment"] = float(optimizer.alignment)
+        alignments.append(row.get("alignment", math.nan))
         folder.log(row)
         yield Progress(i + 1, settings.epochs, row)
+    keep_alignment(folder, torch.tensor(alignments, dtype=torch.float64))
     tail = losses[-max(1, len(losses) // 10) :]
     final = sum(tail) / len(tail)
-    timing = {"seconds": time.monotonic() - begin}
     result = {"final": final, "diverged": not math.isfinite(final), "epochs": settings.epochs}
-    folder.finish({**result, "timing": timing, "machine": machine(device)})
+    folder.finish(result, time.monotonic() - begin, device)
 
 
 # ---------------------------------------------------------------------- the paper's figures

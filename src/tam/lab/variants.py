@@ -1,11 +1,15 @@
-"""The presets of an experiment on images, made from the studies that have the paper's settings."""
+"""What is made from an experiment's studies: controls, and the presets fair, quick and smoke."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+import torch
+
+from tam import registry, transfer
 from tam.lab.experiment import HALF_DECADE, Arm, Curve, Study
 
 CURVES = (
@@ -14,6 +18,51 @@ CURVES = (
     Curve("alignment", "Alignment s", "s, epoch mean"),
     Curve("grad_norm", "Gradient norm", "|g|, epoch mean", log=True),
 )
+
+
+# ---------------------------------------------------------------------- steps of one size
+
+
+def plain(optimizer: str) -> str:
+    """What an optimizer is compared with at one effective lr: SGDM, or Adam."""
+    return "sgdm" if transfer.family(registry.get(optimizer).cls) == "sgd" else "adam"
+
+
+def gain(optimizer: str, options: Mapping[str, Any]) -> float:
+    """The effective lr of an lr of 1."""
+    record = registry.get(optimizer)
+    made = record.create([torch.zeros(1, requires_grad=True)], lr=1.0, **options)
+    return float(f"{transfer.gain(record.cls, made.param_groups[0]):.6g}")
+
+
+# ---------------------------------------------------------------------- controls
+
+
+def controls(arm: Arm) -> tuple[Arm, ...]:
+    """What an arm of TAM or AdaTAM must beat to be said to help."""
+    other = registry.get(plain(arm.optimizer))
+    known = inspect.signature(other.cls).parameters
+    options = {k: v for k, v in arm.options.items() if k in known}
+    ratio = gain(arm.optimizer, arm.options) / gain(other.name, options)
+    more: dict[str, Any] = {"settings": arm.settings, "control_of": arm.name}
+    found = [
+        Arm(f"{other.title} at {arm.name}'s effective lr", other.name, (), options, lr_ratio=ratio, **more)
+    ]
+    if arm.options.get("scope", "global") == "global":  # there is one d to replace
+        for damping, name in (("shuffled", "d shuffled"), ("mean", "d its mean")):
+            found.append(Arm(f"{arm.name}, {name}", arm.optimizer, (), arm.options, damping=damping, **more))
+    return tuple(found)
+
+
+def with_controls(study: Study) -> Study:
+    """The study with the controls of every arm that can have them."""
+    known = {arm.name for arm in study.arms}
+    torques = [arm for arm in study.arms if registry.get(arm.optimizer).has_alignment and not arm.control_of]
+    found = [control for arm in torques for control in controls(arm) if control.name not in known]
+    return replace(study, arms=(*study.arms, *found))
+
+
+# ---------------------------------------------------------------------- presets
 
 
 def presets(studies: Sequence[Study]) -> dict[str, tuple[Study, ...]]:
@@ -26,15 +75,19 @@ def presets(studies: Sequence[Study]) -> dict[str, tuple[Study, ...]]:
     }
 
 
-def fair(study: Study) -> Study:
-    """Grids of half decades around the middle of each arm's, extended alike until every winner is inside."""
-    arms = tuple(arm if arm.control_of else replace(arm, lrs=_around(arm)) for arm in study.arms)
-    return replace(study, arms=arms, seeds=tuple(range(10)), tuning_seeds=(100, 101), extend=True)
+def fair(study: Study, tuning_seeds: tuple[int, ...] = (100, 101)) -> Study:
+    """Three lrs a half decade apart for every arm, around the paper's lr of SGDM or Adam for steps of that
+    size: one range of effective lr for all arms. All grids are extended alike until every winner is inside.
+    """
+    arms = tuple(arm if arm.control_of else replace(arm, lrs=_range(arm)) for arm in study.arms)
+    seeds = study.seeds if len(study.seeds) > 10 else tuple(range(10))
+    return replace(study, arms=arms, seeds=seeds, tuning_seeds=tuning_seeds, extend=True)
 
 
-def _around(arm: Arm) -> tuple[float, ...]:
-    middle = sorted(arm.lrs)[len(arm.lrs) // 2]
-    return (middle / HALF_DECADE, middle, middle * HALF_DECADE)
+def _range(arm: Arm) -> tuple[float, ...]:
+    reference = registry.get(plain(arm.optimizer))
+    middle = (reference.lr or 0.0) * gain(reference.name, {}) / gain(arm.optimizer, arm.options)
+    return tuple(float(f"{middle * HALF_DECADE**i:.6g}") for i in (-1, 0, 1))
 
 
 def shorter(study: Study, epochs: int) -> Study:
@@ -45,7 +98,16 @@ def shorter(study: Study, epochs: int) -> Study:
 def tiny(study: Study) -> Study:
     """scikit-learn's digits and a network of 5,000 parameters: under a minute on two CPU cores."""
     workload = {"data": "digits", "model": "tiny", "epochs": 2, "batch": 64, "held_out": 300}
-    return replace(_with(study, workload, seeds=(0, 1)), paper={}, title=f"{study.name}, in small: digits")
+    small = _with(study, workload, seeds=(0, 1))
+    return replace(small, paper={}, title=f"{study.name} in small, on digits", choices=SMALL)
+
+
+SMALL = {
+    "batch size": "64: there are 1,437 images.",
+    "split": "300 images to validate on, drawn for each seed.",
+    "workload chosen": "scikit-learn's digits and a network of 5,000 parameters show that everything runs; "
+    "the figures mean nothing.",
+}
 
 
 def _with(study: Study, workload: dict[str, Any], seeds: tuple[int, ...]) -> Study:

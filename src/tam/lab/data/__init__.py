@@ -18,7 +18,7 @@ from torch import Tensor
 from tam.lab.data import cifar, files, svhn
 from tam.lab.data.files import DataError, Layout, default_folder
 
-__all__ = ["SETS", "DataError", "ImageData", "default_folder", "load", "split"]
+__all__ = ["SETS", "DataError", "ImageData", "default_folder", "find", "load", "split"]
 
 Pair = tuple[Tensor, Tensor]  # images uint8 [n, channels, height, width], labels int64 [n]
 
@@ -73,11 +73,16 @@ def get_set(name: str) -> Set:
     return SETS[name]
 
 
-def load(name: str, folder: Path) -> ImageData:
-    """The data set, from whichever of its layouts lies in the folder."""
+def find(name: str, folder: Path) -> Layout:
+    """Whichever of a data set's layouts lies in the folder."""
     found = get_set(name)
-    layout = files.find(name, found.layouts, folder) if found.layouts else Layout("embedded", ())
-    train, test = found.read(layout, folder)
+    return files.find(name, found.layouts, folder) if found.layouts else Layout("embedded", ())
+
+
+def load(name: str, folder: Path) -> ImageData:
+    """The data set, read."""
+    found = get_set(name)
+    train, test = found.read(find(name, folder), folder)
     for images, labels in (train, test):
         if int(labels.min()) < 0 or int(labels.max()) >= found.classes or len(images) != len(labels):
             raise DataError(f"{name}: labels are not those of {found.classes} classes")

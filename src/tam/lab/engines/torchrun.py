@@ -16,6 +16,8 @@ from tam.lab.engines.work import Event, Job, Place, failure
 from tam.lab.experiment import experiments
 from tam.lab.store import LabError
 
+PATIENCE = 30.0  # seconds: loaders of a run that was killed end a little later, and hold its lock
+
 
 def started() -> bool:
     """Whether torchrun has started this process."""
@@ -48,7 +50,7 @@ class Torchrun:
             folder = job.folder(self.place.root)
             folder.writes = writes
             dist.barrier()  # the results of the trial before this one are there
-            with folder.at_work() if writes else nullcontext():
+            with folder.at_work(PATIENCE) if writes else nullcontext():
                 dist.barrier()
                 self._tell(Event("start", job))
                 trial = experiments()[job.experiment].run

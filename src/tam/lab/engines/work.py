@@ -40,6 +40,7 @@ class Job:
 
     experiment: str
     config: dict[str, Any]
+    label: str = ""  # in words
 
     def folder(self, root: Path) -> TrialFolder:
         return TrialFolder(root, self.config)
@@ -101,6 +102,8 @@ def work(place: Place, take: Callable[[bool], Job | None], tell: Callable[[Event
             except StopIteration:
                 event = Event("done", lane.job)
             except Exception as error:
+                if "CUDA error" in str(error):
+                    raise  # the process can do no more on that device: another one takes over
                 event = failure(lane.job, error)
             else:
                 if progress is not None:

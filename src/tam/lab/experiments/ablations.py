@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from tam.lab import images, variants
+from tam.lab import figures, images, variants
 from tam.lab.experiment import Arm, Experiment, Study
 from tam.lab.experiments.images import CHOICES, TITLES
+from tam.registry import OPTIMIZERS
 
 GAMMAS = (0.9, 0.99, 0.8, 0.5, 0.0)
 DECAY: dict[str, Any] = {"weight_decay": 1e-4}
@@ -39,9 +40,9 @@ def gamma(data: str) -> Study:
 
 def ema(data: str, model: str) -> Study:
     arms = (
-        Arm("AdaTAM", "adatam", (0.0001,), DECAY),
-        # Its momentum is an average, not a sum, so that its step is about a tenth: both are searched alike.
-        Arm("AdaTAM2", "adatam", (0.0001, 0.001), {**DECAY, "ema": True}),
+        # AdaTAM2's momentum is an average, not a sum, and its step about a tenth: both have the paper's grid.
+        Arm("AdaTAM", "adatam", OPTIMIZERS["adatam"].lr_grid, DECAY),
+        Arm("AdaTAM2", "adatam", OPTIMIZERS["adatam"].lr_grid, {**DECAY, "ema": True}),
     )
     return Study(
         f"ema-{data}-{model}",
@@ -65,4 +66,6 @@ EXPERIMENT = Experiment(
     {**variants.presets(STUDIES), "smoke": (variants.tiny(STUDIES[0]), variants.tiny(STUDIES[2]))},
     CHOICES,
     variants.CURVES,
+    figures.distribution,
+    images.check,
 )

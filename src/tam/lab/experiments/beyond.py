@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tam.lab import images, variants
+from tam.lab import figures, images, variants
 from tam.lab.experiment import Arm, Experiment, Study
 from tam.lab.experiments.images import CHOICES, arms
 
@@ -18,6 +18,7 @@ SCOPE = Study(
     (
         Arm("SGDM", "sgdm", (0.1,), DECAY),
         Arm("TAM, global", "tam", (0.2,), {**DECAY, "scope": "global"}),
+        Arm("TAM, group", "tam", (0.2,), {**DECAY, "scope": "group"}, {"grouped": True}),
         Arm("TAM, tensor", "tam", (0.2,), {**DECAY, "scope": "tensor"}),
         # Decay is part of the gradient the cosine is taken of, as in code that adds it before the rule.
         Arm("TAM, decay inside", "tam", (0.2,), DECAY, {"decay_in_cosine": True}),
@@ -50,6 +51,13 @@ EXPERIMENT = Experiment(
     images.run,
     images.config_of,
     variants.presets(STUDIES),
-    {**CHOICES, "batch size": "128 for the scopes, as in `images`; else the study's."},
+    {
+        **CHOICES,
+        "batch size": "128 for the scopes, as in `images`; else the study's.",
+        "weight decay": "5e-4, coupled: the stronger baseline of those in `images`.",
+        "groups": "one for each child of the network's parts: the stem's layers, the blocks, the head.",
+    },
     variants.CURVES,
+    figures.distribution,
+    images.check,
 )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from tam.lab import images, variants
+from tam.lab import figures, images, variants
 from tam.lab.experiment import Arm, Experiment, Study
 from tam.lab.experiments.images import CHOICES, TITLES
 
@@ -43,4 +43,6 @@ EXPERIMENT = Experiment(
     {**variants.presets(STUDIES), "smoke": (variants.tiny(STUDIES[0]), variants.tiny(STUDIES[3]))},
     {**CHOICES, "schedule": "cosine for the evolution of s, as in `images`; fixed for the gradient norms."},
     variants.CURVES,
+    figures.distribution,
+    images.check,
 )

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
-from tam.lab import imagenet, variants
-from tam.lab.experiment import Arm, Experiment, Study
-from tam.lab.experiments.images import NAMES
+from tam.lab import figures, imagenet, variants
+from tam.lab.experiment import Experiment, Study
+from tam.lab.experiments.images import NAMES, arms
 from tam.registry import OPTIMIZERS
 
 CHOICES = {
@@ -23,13 +22,12 @@ CHOICES = {
 }
 PAPER = {"SGD": (75.4, 0.1), "SGDM": (77.0, 0.1), "TAM": (77.1, 0.1), "Adam": (74.4, 0.5),
          "AngularGrad": (73.8, 0.1), "AdaTAM": (74.5, 0.1)}  # fmt: skip
-DECAY: dict[str, Any] = {"weight_decay": 1e-4}
 
 STUDY = Study(
     "imagenet-resnet50",
     "ResNet50 on ImageNet",
     {"epochs": 90, "batch": 256},
-    tuple(Arm(OPTIMIZERS[name].title, name, OPTIMIZERS[name].lr_grid, DECAY) for name in NAMES),
+    arms(1e-4, {name: OPTIMIZERS[name].lr_grid for name in NAMES}),
     baseline="SGDM",
     seeds=(0, 1, 2),
     tuning_seeds=(100,),
@@ -40,7 +38,7 @@ QUICK = replace(
     name="imagenet-resnet18",
     title="ResNet18 on ImageNet at 112 x 112, 4 epochs",
     workload={"epochs": 4, "batch": 256, "model": "resnet18", "size": 112},
-    arms=(Arm("SGDM", "sgdm", (0.1,), DECAY), Arm("TAM", "tam", (0.2,), DECAY)),
+    arms=arms(1e-4, {"sgdm": (0.1,), "tam": (0.2,)}),
     tuning_seeds=(),
     paper={},
 )
@@ -60,4 +58,7 @@ EXPERIMENT = Experiment(
     {"paper": (STUDY,), "fair": (variants.fair(STUDY),), "quick": (QUICK,), "smoke": (SMOKE,)},
     CHOICES,
     variants.CURVES,
+    figures.distribution,
+    imagenet.check,
+    ranks=True,
 )

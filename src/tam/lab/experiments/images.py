@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tam.lab import images
-from tam.lab.experiment import HALF_DECADE, Arm, Experiment, Study
-from tam.lab.variants import CURVES
+from tam.lab import figures, images, variants
+from tam.lab.experiment import Arm, Experiment, Study
 from tam.registry import OPTIMIZERS
 
 CHOICES = {
@@ -22,10 +21,14 @@ CHOICES = {
     "split": "40,000 images to train on and 10,000 to validate on, as the paper has it, drawn for each seed.",
     "outcome": "the last epoch's accuracy on the validation images, fixed beforehand: the paper's is a "
     "validation accuracy, of which epoch it does not say.",
-    "vit": "10 epochs, no weight decay, images of 224 x 224, and of the paper's 'ViT' the B/32, whose 87M "
-    "parameters are the paper's; the checkpoint is `vit.pt` in the data folder (timm's "
-    "vit_base_patch32_224): the paper does not say.",
     "precision": "bfloat16 autocast on GPUs, float32 on CPUs; parameters and state are float32.",
+}
+
+CHOICES_VIT = {
+    "network": "of the paper's 'ViT' the B/32, whose 87M parameters are the paper's; the checkpoint is "
+    "`vit.pt` in the data folder (timm's vit_base_patch32_224): the paper does not say.",
+    "epochs": "10, with images of 224 x 224: the paper does not say.",
+    "weight decay": "none, as is usual in fine-tuning: the paper does not say.",
 }
 
 # Table 1 and the appendix's table: mean and spread.
@@ -52,20 +55,14 @@ VIT_LRS = (0.01, 0.03, 0.1, 0.3)
 
 NAMES = ("sgd", "sgdm", "tam", "adam", "angulargrad", "adatam")
 TITLES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "resnet18": "ResNet18", "resnet34": "ResNet34",
-          "mobilenet": "MobileNet"}  # fmt: skip
+          "mobilenet": "MobileNet", "digits": "scikit-learn's digits", "tiny": "A small ResNet"}  # fmt: skip
 
 
-def arms(weight_decay: float, lrs: Mapping[str, tuple[float, ...]], controls: bool = True) -> tuple[Arm, ...]:
+def arms(weight_decay: float, lrs: Mapping[str, tuple[float, ...]]) -> tuple[Arm, ...]:
     """The paper's six optimizers, and what TAM must beat to be said to help."""
     options: dict[str, Any] = {"weight_decay": weight_decay}
-    found = [Arm(OPTIMIZERS[name].title, name, lrs[name], options) for name in NAMES if name in lrs]
-    if controls and "tam" in lrs:
-        found += [
-            Arm("SGDM at TAM's effective lr", "sgdm", (), options, control_of="TAM", lr_ratio=0.5),
-            Arm("TAM, d shuffled", "tam", (), options, control_of="TAM", damping="shuffled"),
-            Arm("TAM, d its mean", "tam", (), options, control_of="TAM", damping="mean"),
-        ]
-    return tuple(found)
+    found = {name: Arm(OPTIMIZERS[name].title, name, lrs[name], options) for name in NAMES if name in lrs}
+    return (*found.values(), *variants.controls(found["tam"]))
 
 
 def study(data: str, model: str, weight_decay: float, **more: Any) -> Study:
@@ -113,32 +110,20 @@ def vit(data: str) -> Study:
         seeds=(0, 1, 2),
         tuning_seeds=(100,),
         paper=PAPER_VIT[data],
+        choices=CHOICES_VIT,
     )
-
-
-def fair() -> tuple[Study, ...]:
-    """Grids of half decades around the paper's best lr, of one range of effective lr, extended alike."""
-    centres = {name: OPTIMIZERS[name].lr for name in NAMES}
-    grids: dict[str, tuple[float, ...]] = {
-        name: (lr / HALF_DECADE, lr, lr * HALF_DECADE) for name, lr in centres.items() if lr is not None
-    }
-    # One range of effective lr: without momentum a step is a tenth of SGDM's, AdaTAM's is 5 times Adam's.
-    grids["sgd"] = tuple(10 * lr for lr in grids["sgdm"])
-    grids["adatam"] = tuple(lr / 5 for lr in grids["adam"])
-    return tuple(
-        study("cifar10", "resnet18", decay, arms=arms(decay, grids), seeds=tuple(range(10)),
-              tuning_seeds=(100, 101), extend=True)
-        for decay in (1e-4, 5e-4)
-    )  # fmt: skip
 
 
 def at_the_papers_lr() -> tuple[Study, ...]:
     """ResNet18 on CIFAR-10 in full at the lrs the paper found best: no search."""
     lrs = {name: (OPTIMIZERS[name].lr or 0.0,) for name in NAMES}
-    return tuple(
-        study("cifar10", "resnet18", decay, arms=arms(decay, lrs), seeds=tuple(range(10)))
-        for decay in (1e-4, 5e-4)
-    )
+    found = []
+    for decay in (1e-4, 5e-4):
+        tensor = Arm("TAM, tensor", "tam", lrs["tam"], {"weight_decay": decay, "scope": "tensor"})
+        found.append(
+            study("cifar10", "resnet18", decay, arms=(*arms(decay, lrs), tensor), seeds=tuple(range(10)))
+        )
+    return tuple(found)
 
 
 def quick() -> tuple[Study, ...]:
@@ -152,12 +137,9 @@ def quick() -> tuple[Study, ...]:
 def smoke() -> tuple[Study, ...]:
     """Less than a minute on two CPU cores: scikit-learn's digits and a network of 5,000 parameters."""
     lrs = {"sgdm": (0.1,), "tam": (0.02, 0.2)}
+    more = {"seeds": (0, 1), "tuning_seeds": (100,), "choices": variants.SMALL}
     workload = {"epochs": 2, "batch": 64, "held_out": 300}
-    return (
-        study(
-            "digits", "tiny", 1e-4, arms=arms(1e-4, lrs), seeds=(0, 1), tuning_seeds=(100,), workload=workload
-        ),
-    )
+    return (study("digits", "tiny", 1e-4, arms=arms(1e-4, lrs), workload=workload, **more),)
 
 
 EXPERIMENT = Experiment(
@@ -168,11 +150,13 @@ EXPERIMENT = Experiment(
     {
         "paper": paper(),
         "vit": (vit("cifar10"), vit("cifar100")),
-        "fair": fair(),
+        "fair": tuple(map(variants.fair, paper())),
         "lr": at_the_papers_lr(),
         "quick": quick(),
         "smoke": smoke(),
     },
     CHOICES,
-    CURVES,
+    variants.CURVES,
+    figures.distribution,
+    images.check,
 )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tam.lab import toy
+from tam.lab import toy, variants
 from tam.lab.charts import Series, line_chart
-from tam.lab.experiment import HALF_DECADE, Arm, Curve, Experiment, Study
+from tam.lab.experiment import Arm, Curve, Experiment, Plan, Study
 
 CHOICES = {
     "surfaces": "a quadratic ravine 100 times steeper across than along, and Rosenbrock's valley: the "
@@ -14,14 +14,16 @@ CHOICES = {
     "noise": "0.1 in each coordinate of the gradient: the paper does not say.",
     "outcome": "the mean loss of the last tenth of the steps.",
 }
+TAM = Arm("TAM", "tam", (0.2,))
 ANGLES = [float(angle) for angle in range(0, 181, 5)]
 
 
 def study(surface: str) -> Study:
     arms = (
         Arm("SGDM", "sgdm", (0.1,)),
-        Arm("TAM", "tam", (0.2,)),
+        TAM,
         Arm("SGD", "sgd", (1.0,)),  # of the same effective lr
+        *variants.controls(TAM),
     )
     return Study(
         surface,
@@ -38,9 +40,9 @@ def study(surface: str) -> Study:
     )
 
 
-def figures(shown: Study) -> list[str]:
+def figures(plan: Plan) -> list[str]:
     """Momenta along an SGD trajectory, and the size of the new momentum against the angle."""
-    found = toy.along_a_trajectory(str(shown.workload["surface"]))
+    found = toy.along_a_trajectory(str(plan.study.workload["surface"]))
     steps = [float(i + 1) for i in range(len(found["sgdm"]))]
     titles = {"sgdm": "SGDM", "tam": "TAM, twice"}
     sizes = [Series(titles[k], steps, [float(m.norm()) for m in found[k]]) for k in titles]
@@ -60,15 +62,6 @@ def figures(shown: Study) -> list[str]:
 STUDIES = tuple(study(surface) for surface in toy.SURFACES)
 
 
-def searched(given: Study) -> Study:
-    """Grids of half decades, extended alike until every winner is inside."""
-    arms = tuple(
-        replace(arm, lrs=(arm.lrs[0] / HALF_DECADE, arm.lrs[0], arm.lrs[0] * HALF_DECADE))
-        for arm in given.arms
-    )
-    return replace(given, arms=arms, tuning_seeds=tuple(range(100, 110)), extend=True)
-
-
 EXPERIMENT = Experiment(
     "toy",
     "The paper's illustrations, computed on surfaces of two dimensions",
@@ -76,7 +69,7 @@ EXPERIMENT = Experiment(
     toy.config_of,
     {
         "paper": STUDIES,
-        "fair": tuple(map(searched, STUDIES)),
+        "fair": tuple(variants.fair(one, tuning_seeds=tuple(range(100, 110))) for one in STUDIES),
         "quick": tuple(replace(one, seeds=tuple(range(5))) for one in STUDIES),
         "smoke": (replace(STUDIES[0], seeds=(0, 1), workload={"surface": "ravine", "epochs": 20}),),
     },

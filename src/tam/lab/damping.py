@@ -1,0 +1,80 @@
+"""Controls: TAM with its d replaced by that of another trial, by its mean or in shuffled order.
+
+A trial that has an alignment leaves s of all its steps in `alignment.pt`; a control reads it there.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from tam import registry
+from tam.lab.store import LabError, TrialFolder
+from tam.optimizers.torque import TorqueOptimizer
+
+FILE = "alignment.pt"
+HOW = ("mean", "shuffled", "same")  # the last to check that the replacement itself changes nothing
+
+
+class Damped(Protocol):
+    """The part of a trial's config that speaks of it."""
+
+    @property
+    def optimizer(self) -> str: ...
+    @property
+    def options(self) -> dict[str, Any]: ...
+    @property
+    def seed(self) -> int: ...
+    @property
+    def damping(self) -> str | None: ...
+    @property
+    def damping_of(self) -> str | None: ...
+
+
+def check_damping(config: Damped) -> None:
+    """Raises where d cannot be replaced."""
+    if (config.damping is None) != (config.damping_of is None):
+        raise ValueError("damping and damping_of go together")
+    if config.damping is None:
+        return
+    if config.damping not in HOW or not registry.get(config.optimizer).has_alignment:
+        raise ValueError(
+            f"damping={config.damping!r} of {config.optimizer}: must be 'mean' or 'shuffled', of an "
+            "optimizer with d"
+        )
+    if config.options.get("scope", "global") != "global":
+        raise ValueError("damping replaces the one d of scope='global'")
+
+
+def given_alignment(config: Damped, folder: TrialFolder) -> Tensor | None:
+    """s of every step, where another trial's d replaces TAM's own."""
+    if config.damping is None:
+        return None
+    path = folder.path.parent / str(config.damping_of) / FILE
+    if not path.exists():
+        raise LabError(f"{path} is missing: the trial whose d is to be used has left none")
+    s: Tensor = torch.load(path, weights_only=True)
+    if config.damping == "mean":
+        return torch.full_like(s, float(s.double().mean()))
+    if config.damping == "shuffled":
+        return s[torch.randperm(len(s), generator=torch.Generator().manual_seed(config.seed))]
+    return s
+
+
+@torch.no_grad()
+def replace_alignment(optimizer: Optimizer, given: Tensor, taken: Tensor) -> None:
+    """Before a step: s as given for it. `taken` counts the steps, on the device, so that a graph can."""
+    assert isinstance(optimizer, TorqueOptimizer)
+    optimizer.make_state()
+    # Not given[taken]: that would wait for the device, and a graph would keep the first value.
+    now = taken.clamp(max=len(given) - 1).reshape(1)
+    optimizer.segment_alignments()[0].copy_(given.index_select(0, now)[0])
+
+
+def keep_alignment(folder: TrialFolder, s: Tensor) -> None:
+    """Of all steps; nothing where the optimizer has none."""
+    if not s.isnan().any():
+        folder.write(FILE, s.clone())
