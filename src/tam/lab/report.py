@@ -11,6 +11,7 @@ from typing import Any
 
 from tam.lab import charts, stats
 from tam.lab.experiment import Arm, Plan
+from tam.lab.models import MODELS
 from tam.lab.outcome import Outcome, outcomes
 from tam.lab.runner import shown
 from tam.lab.stats import Difference, Pairs
@@ -173,6 +174,7 @@ def facts(plan: Plan) -> dict[str, str]:
     when = f" ({' to '.join(dict.fromkeys((dates[0], dates[-1])))})" if dates else ""
     return {
         "workload": _told(study.workload),
+        "network": _network(study.workload.get("model", ""), results),
         "arms": "; ".join(f"{arm.name}: {_told_arm(arm)}" for arm in study.arms),
         "learning rates": "; ".join(_choice(plan, arm) for arm in study.arms if not arm.control_of),
         "seeds": ", ".join(map(str, study.seeds)),
@@ -181,6 +183,17 @@ def facts(plan: Plan) -> dict[str, str]:
         **plan.experiment.choices,
         **study.choices,
     }
+
+
+def _network(name: str, results: Sequence[Mapping[str, Any]]) -> str:
+    """Its parameters as counted, beside the paper's figure."""
+    if name not in MODELS:
+        return ""
+    model = MODELS[name]
+    counts = sorted({result["parameters"] for result in results if "parameters" in result})
+    told = [model.title, *(f"{count:,} parameters" for count in counts)]
+    told += [f"{model.paper} in the paper"] if model.paper else []
+    return ", ".join(told) + (f" ({model.note})" if model.note else "")
 
 
 def _told(settings: Mapping[str, Any]) -> str:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+
+from torch import Tensor
 
 from tam.lab import toy, variants
 from tam.lab.charts import Series, line_chart
 from tam.lab.experiment import Arm, Curve, Experiment, Plan, Study
+from tam.lab.outcome import outcomes
 
 CHOICES = {
     "surfaces": "a quadratic ravine 100 times steeper across than along, and Rosenbrock's valley: the "
@@ -15,6 +19,7 @@ CHOICES = {
     "outcome": "the mean loss of the last tenth of the steps.",
 }
 TAM = Arm("TAM", "tam", (0.2,))
+ARROW = 0.2  # momenta are drawn as steps of this lr
 ANGLES = [float(angle) for angle in range(0, 181, 5)]
 
 
@@ -41,7 +46,7 @@ def study(surface: str) -> Study:
 
 
 def figures(plan: Plan) -> list[str]:
-    """Momenta along an SGD trajectory, and the size of the new momentum against the angle."""
+    """Momenta along an SGD trajectory, the size of a new momentum against the angle, and our trajectories."""
     found = toy.along_a_trajectory(str(plan.study.workload["surface"]))
     steps = [float(i + 1) for i in range(len(found["sgdm"]))]
     titles = {"sgdm": "SGDM", "tam": "TAM, twice"}
@@ -53,14 +58,38 @@ def figures(plan: Plan) -> list[str]:
         Series("SGDM", ANGLES, toy.size_by_angle("sgdm", ANGLES)),
     ]
     return [
+        line_chart(_arrows(found), "Momenta along one SGD trajectory, as steps", "x", "y"),
         line_chart(sizes, "|m| along one SGD trajectory", "step", "|m|"),
         line_chart(turned, "Turn of m from step to step", "step", "degrees"),
         line_chart(by_angle, "|m| after a gradient at an angle, |m| = |g| = 1 before", "degrees", "|m|"),
+        line_chart(_paths(plan), "Trajectories of the first seed", "x", "y"),
     ]
 
 
-STUDIES = tuple(study(surface) for surface in toy.SURFACES)
+def _arrows(found: dict[str, list[Tensor]]) -> list[Series]:
+    """The trajectory, and from every fifth place on it the step each momentum would make."""
+    places = found["trajectory"]
+    series = [Series("SGD's trajectory", [float(x[0]) for x in places], [float(x[1]) for x in places])]
+    for key, title in (("sgdm", "SGDM"), ("tam", "TAM, twice")):
+        ends = [(x, x - ARROW * m) for x, m in zip(places[::5], found[key][::5], strict=True)]
+        lines = [(*begin.tolist(), *end.tolist()) for begin, end in ends]
+        x = [value for x0, _, x1, _ in lines for value in (x0, x1, math.nan)]
+        y = [value for _, y0, _, y1 in lines for value in (y0, y1, math.nan)]
+        series.append(Series(title, x, y))
+    return series
 
+
+def _paths(plan: Plan) -> list[Series]:
+    series = []
+    for style, outcome in enumerate(outcomes(plan)):
+        rows = next(iter(outcome.folders.values())).metrics() if outcome.folders else []
+        if rows:
+            x, y = [row["x"] for row in rows], [row["y"] for row in rows]
+            series.append(Series(outcome.arm.name, x, y, style=style))
+    return series
+
+
+STUDIES = tuple(study(surface) for surface in toy.SURFACES)
 
 EXPERIMENT = Experiment(
     "toy",

@@ -36,8 +36,7 @@ MODELS: Mapping[str, Model] = {
     model.name: model
     for model in (
         Model("resnet18", "ResNet18", lambda classes: ResNet(Basic, (2, 2, 2, 2), classes), "11M"),
-        Model("resnet34", "ResNet34", lambda classes: ResNet(Basic, (3, 4, 6, 3), classes), "22M",
-              "21.3M"),
+        Model("resnet34", "ResNet34", lambda classes: ResNet(Basic, (3, 4, 6, 3), classes), "22M"),
         Model("resnet50", "ResNet50",
               lambda classes: ResNet(Bottleneck, (3, 4, 6, 3), classes, large=True), "25.5M"),
         Model("mobilenet", "MobileNet", MobileNet, "13M",
