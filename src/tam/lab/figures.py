@@ -25,7 +25,7 @@ def distribution(plan: Plan) -> list[str]:
     for title, part in (
         ("the whole run", slice(None)),
         ("its first tenth", slice(0, 10)),
-        ("its last", slice(90, 100)),
+        ("its last tenth", slice(90, 100)),
     ):
         lines = []
         for name, ds in runs.items():
