@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 import tam
 from tam.cli import build
 from tam.lab.experiment import Plan
-from tam.lab.report import compare
+from tam.lab.report import against_controls, compare
 from tam.lab.runner import Selection, plans, remember, remembered, shown
 from tam.lab.store import TrialFolder
 
@@ -48,7 +48,7 @@ def test_a_run_is_done_once(folder: Path) -> None:
 
 def test_status_and_list(folder: Path) -> None:
     code, output = tam_lab("status", folder)
-    assert code == 0 and "images smoke digits-tiny: no trials to run now" in output
+    assert code == 0 and "images smoke digits-tiny: done" in output
     assert "TAM, d shuffled: 2 of 2 seeds" in output
     code, output = tam_lab("list")
     assert code == 0 and "images: Image classification" in output and "--study cifar10-resnet18: " in output
@@ -74,7 +74,7 @@ def test_the_report_has_tables_and_curves_and_needs_no_network(folder: Path, tmp
         assert code == 0 and output.strip().endswith(target.name)
     html = page.read_text(encoding="utf-8")
     assert html.count("<svg ") == html.count("</svg>") == 7  # loss, accuracy, s, |g|, d in three parts
-    assert not re.search(r"https?:|src=|href=|url\(|@import", html)
+    assert not re.search(r'https?:|src=|href="[^#]|url\(|@import', html)
     parser = Tags()
     parser.feed(html.replace("<!doctype html>", ""))
     markdown = text.read_text(encoding="utf-8")
@@ -83,6 +83,7 @@ def test_the_report_has_tables_and_curves_and_needs_no_network(folder: Path, tmp
         mean = shown_mean(plan, arm.name)
         assert f"<td>{arm.name.replace(chr(39), '&#x27;')}</td>" in html
         assert re.search(rf"\| {re.escape(arm.name)} \| .* \| 2 of 2 \| {mean}", markdown)
+        assert not arm.control_of or f"{arm.control_of} minus {arm.name}: " in markdown
     assert "weight decay" in markdown and "torch" in markdown
 
 
@@ -140,7 +141,7 @@ def test_the_report_in_a_browser(folder: Path, tmp_path: Path) -> None:
         (["run", "images", "--preset", "smoke", "--out", "/proc/x"], "/proc/x cannot be written"),
         (
             ["run", "images", "--preset", "smoke", "--arm", "TAN", "--out", "X"],
-            "no arm 'TAN'; it has SGDM, TAM",
+            'no arm "TAN"; it has "SGDM", "TAM"',
         ),
         (["run", "imagenet", "--preset", "paper", "--data", "X", "--out", "X"], "imagenet/train is missing"),
         (["status", "X"], "has no runs.json: nothing was run there"),
@@ -182,15 +183,17 @@ def test_parts_of_a_study_that_were_run_one_by_one_are_one_in_the_report(
     (tmp_path / "lab" / "runs.json").unlink()
     for selection in runs:
         remember(selection, tmp_path / "lab")
-    ((plan,),) = shown(tmp_path / "lab")
+    (part,) = shown(tmp_path / "lab")
+    (plan,) = part.plans
     assert {arm.name for arm in plan.study.arms} == {"SGDM", "TAM", "TAM, d its mean"}
     assert plan.study.seeds == (0, 1)
-    (whole,) = plans(Selection("images", "smoke"), folder)
-    assert len(plan.study.arms) + plan.study.left_out == len(whole.study.arms)
-    # Holm's method counts what was not asked for.
-    few, all_of_them = compare([plan]), compare([whole])
-    name = ("digits-tiny", "TAM")
-    assert few[name] == all_of_them[name]
+    # Holm's method counts what was not asked for, and nobody is said to help by a part of the controls.
+    (whole,) = shown(folder)
+    few, all_of_them = compare(part), compare(whole)
+    name = ("digits-tiny", "TAM", "SGDM")
+    assert few[name].p >= all_of_them[name].p
+    assert "TAM minus TAM, d shuffled: not run." in against_controls(plan, few)
+    assert "TAM is not shown to help" in against_controls(plan, few)[-1]
 
 
 def test_torchrun_is_for_experiments_whose_trials_run_on_ranks(

@@ -144,7 +144,7 @@ def test_controls_can_be_had_for_every_arm_of_tam() -> None:
 def test_a_selection_keeps_what_its_arms_need(tmp_path: Path) -> None:
     study = plan(tmp_path).study.only(["TAM, d shuffled"], 1)
     assert [arm.name for arm in study.arms] == ["SGDM", "TAM", "TAM, d shuffled"] and study.seeds == (0,)
-    with pytest.raises(LabError, match="has no arm 'TAN'; it has SGDM, TAM"):
+    with pytest.raises(LabError, match='has no arm "TAN"; it has "SGDM", "TAM"'):
         study.only(["TAN"], None)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from tam import registry
 from tam.lab import images
 from tam.lab.store import LabError, TrialFolder
 
@@ -95,6 +97,16 @@ def test_groups_are_parts_of_the_network_each_with_an_s(tmp_path: Path) -> None:
     grouped = run(tmp_path, grouped=True, options={"scope": "group"})
     assert outcome(grouped) != outcome(run(tmp_path))
     assert outcome(run(tmp_path, grouped=True)) == outcome(run(tmp_path))  # of global scope
+
+
+def test_defaults_are_part_of_every_trials_name() -> None:
+    """A config leaves them out, so that a change here would let new trials pass for old ones."""
+    defaults = {f.name: f.default for f in dataclasses.fields(images.Config)}
+    assert {k: v for k, v in defaults.items() if v not in (None, False, dataclasses.MISSING)} == {
+        "batch": 128, "schedule": "cosine", "held_out": 10000, "augment": True,
+    }  # fmt: skip
+    options = {name: dict(record.options) for name, record in registry.OPTIMIZERS.items() if record.options}
+    assert options == {"sgdm": {"momentum": 0.9}}
 
 
 def test_decay_inside_the_cosine_is_another_run(tmp_path: Path) -> None:

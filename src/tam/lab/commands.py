@@ -16,10 +16,10 @@ from tam.lab import report as reports
 from tam.lab import runner
 from tam.lab.data import DataError, default_folder, files
 from tam.lab.engines.work import Place
-from tam.lab.experiment import experiments
-from tam.lab.outcome import outcomes
+from tam.lab.experiment import Plan, experiments
+from tam.lab.outcome import Outcome, outcomes
 from tam.lab.progress import Show
-from tam.lab.store import LabError
+from tam.lab.store import LabError, TrialFolder
 
 app = typer.Typer(
     no_args_is_help=True, help="Run the paper's experiments, and report them beside its figures."
@@ -29,7 +29,9 @@ app.add_typer(data_app, name="data")
 
 Data = Annotated[
     Optional[Path],  # noqa: UP045  typer reads this at run time, on Python 3.10 too
-    typer.Option(metavar="FOLDER", help="Where the data lies.", envvar="TAM_DATA"),
+    typer.Option(
+        metavar="FOLDER", help=f"Where the data lies; default {default_folder()}.", envvar="TAM_DATA"
+    ),
 ]
 
 
@@ -49,9 +51,11 @@ def list_experiments() -> None:
         for preset, studies in experiment.presets.items():
             print(f"  --preset {preset}")
             for study in studies:
-                arms = ", ".join(f"'{arm.name}'" for arm in study.arms)
+                arms = ", ".join(f'"{arm.name}"' for arm in study.arms)
                 epochs = study.workload.get("epochs", "")
-                print(f"    --study {study.name}: {study.trials()} trials of {epochs} epochs; arms {arms}")
+                print(
+                    f"    --study {study.name}: up to {study.trials()} trials, {epochs} epochs; arms {arms}"
+                )
 
 
 @app.command()
@@ -69,7 +73,7 @@ def run(
     ] = Path("lab-results"),
     data: Data = None,
     study: Annotated[list[str], typer.Option(help="Only this study (repeatable).")] = [],  # noqa: B006
-    arm: Annotated[list[str], typer.Option(help="Only this arm, and the baseline (repeatable).")] = [],  # noqa: B006
+    arm: Annotated[list[str], typer.Option(help="Only this arm, and what it needs (repeatable).")] = [],  # noqa: B006
     seeds: Annotated[Optional[int], typer.Option(min=1, help="Only so many of the seeds.")] = None,  # noqa: UP045
     controls: Annotated[
         bool,
@@ -102,6 +106,8 @@ def run(
     selection = runner.Selection(name, preset, tuple(study), tuple(arm), seeds, controls)
     count = workers or (1 if on_gpu else os.cpu_count() or 1)
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # what a cluster ends a job with
+    if address is not None and engine != "ray":
+        _ends(LabError("--address is of a Ray cluster: it needs --engine ray"))
     try:
         with Show() as show:
             runner.run(selection, place, count, show, engine, address)
@@ -119,15 +125,30 @@ def run(
 def status(folder: Annotated[Path, typer.Argument(help="The --out of a run.")]) -> None:
     """Show how far the runs of a folder are."""
     try:
-        for plan in (plan for group in runner.shown(folder) for plan in group):
-            left = len(plan.to_run()) or "no"
-            name = f"{plan.experiment.name} {plan.preset} {plan.study.name}"
-            print(f"{name}: {left} trials to run now")
+        for plan in (plan for group in runner.shown(folder) for plan in group.plans):
+            print(f"{plan.experiment.name} {plan.preset} {plan.study.name}: {_how_far(plan)}")
             for outcome in outcomes(plan):
-                done = f"{len(outcome.folders)} of {outcome.wanted} seeds"
-                print(f"  {outcome.arm.name}: " + (done if outcome.lr is not None else "lr not chosen yet"))
+                print(f"  {outcome.arm.name}: {_how_far_is(outcome, plan)}")
     except LabError as error:
         _ends(error)
+
+
+def _how_far(plan: Plan) -> str:
+    left = [TrialFolder(plan.root, trial) for _, trial in plan.to_run()]
+    at_work = sum(folder.busy() for folder in left)
+    if not left:
+        return "done"
+    return f"{len(left)} trials can be run now" + (f", {at_work} of them are at work" if at_work else "")
+
+
+def _how_far_is(outcome: Outcome, plan: Plan) -> str:
+    if outcome.lr is not None:
+        return f"{len(outcome.folders)} of {outcome.wanted} seeds"
+    if outcome.arm.control_of:
+        return "waits for the lr of " + outcome.arm.control_of
+    lrs = plan.grid(outcome.arm)
+    done = sum(plan.tuned_to(outcome.arm, lr) is not None for lr in lrs)
+    return f"lr not chosen yet, {done} of {len(lrs)} tried"
 
 
 @app.command()
@@ -141,6 +162,8 @@ def report(
     from tam.cli import check_writable
 
     check_writable(out)
+    if out.suffix.lower() not in reports.WRITERS:
+        _ends(LabError(f"{out}: must end in {' or '.join(reports.WRITERS)}"))
     try:
         reports.write(folder, out)
     except LabError as error:
@@ -155,8 +178,9 @@ def data_get(
     """Download a data set, check it and unpack it."""
     try:
         found = sets.get_set(name)
-        if found.layouts:
-            files.get(name, found.layouts[0], data or default_folder(), print)
+        folder = data or default_folder()
+        if found.layouts and not files.is_whole(found.layouts, folder):
+            files.get(name, found.layouts[0], folder, print)
         print(f"{name}: there")
     except (DataError, OSError) as error:
         _ends(error)

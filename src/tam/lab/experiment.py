@@ -57,7 +57,6 @@ class Study:
     margin: float = 0.2  # differences within it matter to nobody
     digits: int = 2  # shown after the point
     choices: Mapping[str, str] = field(default_factory=dict)  # where not the experiment's
-    left_out: int = 0  # arms that were not asked for; Holm's method counts them
 
     def only(self, arms: Sequence[str], seeds: int | None) -> Study:
         """The study with some of its arms, and those they need, and its first seeds."""
@@ -66,11 +65,10 @@ class Study:
         kept = tuple(arm for arm in self.arms if arm.name in wanted or arm.name == self.baseline)
         if seeds is not None and seeds > len(self.seeds):
             raise LabError(f"{self.name} has {len(self.seeds)} seeds, not {seeds}")
-        left_out = self.left_out + len(self.arms) - len(kept)
-        return replace(self, arms=kept, seeds=self.seeds[:seeds], left_out=left_out)
+        return replace(self, arms=kept, seeds=self.seeds[:seeds])
 
     def trials(self) -> int:
-        """How many there are, unless grids are extended."""
+        """How many there are at most, unless grids are extended; two arms may come to the same ones."""
         tuned = sum(len(arm.lrs) for arm in self.arms if len(arm.lrs) > 1)
         return tuned * len(self.tuning_seeds) + len(self.arms) * len(self.seeds)
 
@@ -78,7 +76,14 @@ class Study:
         for arm in self.arms:
             if arm.name == name:
                 return arm
-        raise LabError(f"{self.name} has no arm {name!r}; it has {', '.join(arm.name for arm in self.arms)}")
+        names = ", ".join(f'"{arm.name}"' for arm in self.arms)
+        raise LabError(f'{self.name} has no arm "{name}"; it has {names}')
+
+    def comparisons(self) -> list[tuple[str, str]]:
+        """What is compared with what: arms with the baseline, and with each of their controls."""
+        found = [(arm.name, self.baseline) for arm in self.arms if arm.name != self.baseline]
+        controls = {arm.name: arm.control_of for arm in self.arms if arm.control_of}
+        return [(controls[name], name) if name in controls else (name, other) for name, other in found]
 
 
 @dataclass(frozen=True)
@@ -106,6 +111,7 @@ class Experiment:
     figures: Callable[[Plan], list[str]] | None = None  # charts besides, as SVG
     check: Callable[[Trial, Path], None] = lambda trial, data: None  # raises where data is missing
     ranks: bool = False  # a trial can run on all ranks of a torchrun job
+    gpu: bool = True  # presets but smoke are meant for one
 
 
 def experiments() -> dict[str, Experiment]:
@@ -114,7 +120,10 @@ def experiments() -> dict[str, Experiment]:
     modules = sorted(module.name for module in pkgutil.iter_modules(package.__path__))
     found = {}
     for name in modules:
-        module = importlib.import_module(f"tam.lab.experiments.{name}")
+        try:
+            module = importlib.import_module(f"tam.lab.experiments.{name}")
+        except Exception as error:
+            raise LabError(f"the experiment {name} cannot be loaded: {error!r}") from error
         if not isinstance(getattr(module, "EXPERIMENT", None), Experiment):
             raise LabError(f"{module.__file__} has no EXPERIMENT")
         found[module.EXPERIMENT.name] = module.EXPERIMENT
@@ -138,8 +147,11 @@ def _extended(arm: Arm, low: int, high: int) -> list[float]:
 class Plan:
     """The trials of one study, as far as they are known from the results so far."""
 
-    def __init__(self, experiment: Experiment, study: Study, root: Path, preset: str = "") -> None:
+    def __init__(
+        self, experiment: Experiment, study: Study, root: Path, preset: str = "", whole: Study | None = None
+    ) -> None:
         self.experiment, self.study, self.root, self.preset = experiment, study, root, preset
+        self.whole = whole or study  # with the arms and seeds that were not asked for
 
     def trial(self, arm: Arm, lr: float, seed: int, *, test: bool, **more: Any) -> Trial:
         settings = {**self.study.workload, **arm.settings, **more}

@@ -25,7 +25,7 @@ from torch.nn.functional import cross_entropy, interpolate, pad
 
 from tam import registry
 from tam.lab.damping import check_damping, given_alignment, keep_alignment, replace_alignment
-from tam.lab.data import ImageData, find, load, split
+from tam.lab.data import ImageData, files, find, load, split
 from tam.lab.models import get_model, parameters
 from tam.lab.store import LabError, TrialFolder
 from tam.optimizers.torque import TorqueOptimizer
@@ -257,9 +257,9 @@ class Training:
 
     @torch.no_grad()
     def accuracy(self, images: Tensor, labels: Tensor) -> Tensor:
-        """In percent."""
+        """In percent, in double precision: thirds of a point are not to differ in their last digits."""
         self.model.eval()
-        right = torch.zeros((), device=self.device)
+        right = torch.zeros((), dtype=torch.float64, device=self.device)
         for x, y in zip(torch.split(images, 2000), torch.split(labels, 2000), strict=True):
             x = self._resized(normalise(x.to(self.device), self.mean, self.std))
             with torch.autocast(self.device.type, self.dtype, enabled=self.dtype is torch.bfloat16):
@@ -315,9 +315,10 @@ def run(
         accuracy = training.accuracy(
             training.images[training.validation], training.labels[training.validation]
         )
-        host = torch.cat([training.seen.reshape(-1), accuracy.reshape(1)]).to("cpu", non_blocking=True)
+        figures = torch.cat([training.seen.double().reshape(-1), accuracy.reshape(1)])
+        host = figures.to("cpu", non_blocking=True)
         yield from _wait(device)
-        seen = host[:-1].reshape(-1, 3).clone()
+        seen = host[:-1].reshape(-1, 3).float()
         steps.append(seen)
         loss, norm, s = seen.double().mean(0).tolist()
         metrics = row_of(epoch, settings.learning_rate(epoch), loss, norm, s, float(host[-1]))
@@ -367,7 +368,7 @@ def _wait(device: torch.device) -> Iterator[None]:
 def check(trial: dict[str, Any], data_folder: Path) -> None:
     """Raises where what a trial needs is not there."""
     config = Config(**trial)
-    find(config.data, data_folder)
+    files.check(config.data, find(config.data, data_folder), data_folder)
     if config.checkpoint and not config.checkpoint.startswith("timm:"):
         path = data_folder / config.checkpoint
         if not path.is_file():

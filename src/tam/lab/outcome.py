@@ -41,5 +41,5 @@ def outcomes(plan: Plan) -> list[Outcome]:
         folders = {trial["seed"]: TrialFolder(plan.root, trial) for trial in trials}
         done = {seed: folder for seed, folder in folders.items() if folder.result is not None}
         lr, edge = chosen if chosen is not None else (None, False)
-        found.append(Outcome(arm, lr, edge, done, len(plan.study.seeds)))
+        found.append(Outcome(arm, lr, edge, done, len(plan.whole.seeds)))
     return found

@@ -18,9 +18,10 @@ class Show:
 
     def __init__(self) -> None:
         self.console = Console(stderr=True)
-        self.live = Live(console=self.console, refresh_per_second=2) if self.console.is_terminal else None
+        terminal = self.console.is_terminal
+        self.live = Live(console=self.console, refresh_per_second=2, transient=True) if terminal else None
         self.at_work: dict[str, Event] = {}
-        self.begin = time.monotonic()
+        self.first = 0.0  # when the first epoch ended
         self.done, self.epochs = 0, 0
         self.best: tuple[float, str] | None = None  # validation accuracy, and of which trial
         self.left = 0  # trials of this round
@@ -57,6 +58,7 @@ class Show:
             self.done += event.kind == "done"
         name = f"{event.job.label} ({key})"
         if event.kind == "epoch":
+            self.first = self.first or time.monotonic()
             self.epochs += 1
             best = (event.detail.get("validation", 0.0), event.job.label)
             self.best = max(self.best or best, best)
@@ -84,14 +86,15 @@ class Show:
         return table
 
     def _time_left(self) -> str:
-        """Of this round, from the time the epochs so far have taken."""
-        if not self.epochs or not self.at_work:
+        """Of this round, from the time the epochs after the first have taken."""
+        if self.epochs < 2 or not self.at_work:
             return ""
         total = next(iter(self.at_work.values())).job.config["epochs"]
         running = sum(total - event.detail.get("epoch", 0) for event in self.at_work.values())
         waiting = max(0, self.left - len(self.at_work)) * total
-        seconds = (time.monotonic() - self.begin) / self.epochs * (running + waiting)
-        return f", about {seconds / 60:.0f} min left" if seconds > 90 else f", about {seconds:.0f} s left"
+        seconds = (time.monotonic() - self.first) / (self.epochs - 1) * (running + waiting)
+        told = f"{seconds / 60:.0f} min" if seconds > 90 else f"{seconds:.0f} s"
+        return f", about {told} left of this round"
 
 
 def _figures(event: Event) -> str:

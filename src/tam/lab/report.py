@@ -13,7 +13,7 @@ from tam.lab import charts, stats
 from tam.lab.experiment import Arm, Plan
 from tam.lab.models import MODELS
 from tam.lab.outcome import Outcome, outcomes
-from tam.lab.runner import shown
+from tam.lab.runner import Group, shown
 from tam.lab.stats import Difference, Pairs
 from tam.lab.store import write_whole
 
@@ -21,45 +21,37 @@ HEADER = (
     "arm", "lr", "n", "{label}", "test %", "difference to {baseline}", "95% interval", "p (Holm)", "verdict",
     "paper",
 )  # fmt: skip
-SAME = "the baseline's trials"  # an arm may come to these: that is no comparison
-Differences = Mapping[tuple[str, str], Difference]  # by study and arm
+Differences = Mapping[tuple[str, str, str], Difference]  # by study, arm and what it is compared with
 
 
-def compare(plans: Sequence[Plan]) -> Differences:
-    """Every arm of every study against its baseline: the comparisons of an experiment."""
-    family: dict[tuple[str, str], Pairs] = {}
-    for plan in plans:
-        study = plan.study
-        found = {outcome.arm.name: outcome for outcome in outcomes(plan)}
-        baseline = found[study.baseline]
-        for name, outcome in found.items():
-            if name != study.baseline and not _is_same(outcome, baseline):
-                values, others = (one.values(study.outcome) for one in (outcome, baseline))
-                family[study.name, name] = stats.paired(values, others, study.margin, study.higher)
-        family |= {(study.name, f"left out {i}"): Pairs([]) for i in range(study.left_out)}
+def compare(group: Group) -> Differences:
+    """All comparisons an experiment's preset plans; of those that were run there is an answer."""
+    found = {plan.study.name: {one.arm.name: one for one in outcomes(plan)} for plan in group.plans}
+    family: dict[tuple[str, str, str], Pairs] = {}
+    for study in group.planned:
+        arms = found.get(study.name, {})
+        for name, other in study.comparisons():
+            family[study.name, name, other] = Pairs([])
+            if name in arms and other in arms:
+                values, others = (arms[one].values(study.outcome) for one in (name, other))
+                family[study.name, name, other] = stats.paired(values, others, study.margin, study.higher)
     return stats.compare(family)
-
-
-def _is_same(outcome: Outcome, baseline: Outcome) -> bool:
-    return bool(outcome.keys) and outcome.keys <= baseline.keys
 
 
 def table(plan: Plan, differences: Differences) -> tuple[list[str], list[list[str]]]:
     """Header and rows of a study."""
-    study, found = plan.study, outcomes(plan)
-    (baseline,) = [outcome for outcome in found if outcome.arm.name == study.baseline]
+    study = plan.study
     rows = []
-    for outcome in found:
-        name, values, test = outcome.arm.name, outcome.values(study.outcome), outcome.values("test")
-        row = [name, _lr(outcome), _count(outcome, len(values))]
+    for outcome in outcomes(plan):
+        arm, values, test = outcome.arm, outcome.values(study.outcome), outcome.values("test")
+        row = [arm.name, _lr(outcome), _count(outcome, len(values))]
         row += [_shown(values, study.digits) or "not run", _shown(test, study.digits)]
-        difference = differences.get((study.name, name))
+        difference = differences.get((study.name, arm.name, study.baseline))
         if difference is not None:
             row += _difference(difference, study.digits, outcome.wanted)
         else:
-            is_same = outcome is not baseline and _is_same(outcome, baseline)
-            row += ["", "", "", SAME if is_same else ""]
-        paper = study.paper.get(name)
+            row += ["", "", "", f"control of {arm.control_of}" if arm.control_of else ""]
+        paper = study.paper.get(arm.name)
         rows.append([*row, "" if paper is None else f"{paper[0]} ± {paper[1]}"])
     header = [column.format(baseline=study.baseline, label=study.label) for column in HEADER]
     empty = [
@@ -95,11 +87,14 @@ def _interval(low: float, high: float, digits: int) -> str:
 
 def _difference(found: Difference, digits: int, wanted: int) -> list[str]:
     row = [f"{found.mean:+.{digits}f}"]
-    if math.isnan(found.low):
-        return [*row, "", "", "one seed: no verdict" if found.n == 1 else "no spread: no verdict"]
-    p = "" if math.isnan(found.p) else f"{found.p:.2g}"
+    if not found.verdict:
+        return [*row, "", "", _without_spread(found)]
     verdict = found.verdict if found.n == wanted else f"so far {found.verdict}"
-    return [*row, _interval(found.low, found.high, digits), p, verdict]
+    return [*row, _interval(found.low, found.high, digits), f"{found.p:.2g}", verdict]
+
+
+def _without_spread(found: Difference) -> str:
+    return "one seed: no verdict" if found.n == 1 else f"equal in all {found.n} seeds: no verdict"
 
 
 # ---------------------------------------------------------------------- what is to be said
@@ -118,8 +113,8 @@ def beside_the_paper(plan: Plan, differences: Differences) -> list[str]:
     study, papers = plan.study, plan.study.paper
     lines = []
     for arm in study.arms:
-        found = differences.get((study.name, arm.name))
-        if found is None or math.isnan(found.low) or arm.name not in papers or study.baseline not in papers:
+        found = differences.get((study.name, arm.name, study.baseline))
+        if found is None or not found.verdict or arm.name not in papers or study.baseline not in papers:
             continue
         there = papers[arm.name][0] - papers[study.baseline][0]
         here = f"{found.mean:+.{study.digits}f} ({_interval(found.low, found.high, study.digits)})"
@@ -132,35 +127,39 @@ def beside_the_paper(plan: Plan, differences: Differences) -> list[str]:
     return [line for _, line in sorted(lines)]
 
 
-def against_controls(plan: Plan) -> list[str]:
+CONTROLS = {None, "shuffled", "mean"}  # an arm must be better than all three kinds to be said to help
+
+
+def against_controls(plan: Plan, differences: Differences) -> list[str]:
     """An arm with controls against each of them: a line each, and whether it helps."""
-    study, found = plan.study, {outcome.arm.name: outcome for outcome in outcomes(plan)}
-    lines = []
+    study, lines = plan.whole, []
     for source in dict.fromkeys(arm.control_of for arm in study.arms if arm.control_of):
-        controls = [arm.name for arm in study.arms if arm.control_of == source]
-        values = {name: found[name].values(study.outcome) for name in (source, *controls)}
-        pairs = {
-            name: stats.paired(values[source], values[name], study.margin, study.higher) for name in controls
+        controls = [arm for arm in study.arms if arm.control_of == source]
+        found = [differences.get((study.name, source, control.name)) for control in controls]
+        lines += [
+            f"{source} minus {control.name}: {_against(d, plan)}."
+            for control, d in zip(controls, found, strict=True)
+        ]
+        better = {
+            control.damping
+            for control, d in zip(controls, found, strict=True)
+            if d is not None and d.verdict == "better" and d.n == len(study.seeds)
         }
-        differences = stats.compare(pairs)
-        for name in controls:
-            d = differences.get(name)
-            if d is None:
-                lines.append(f"{source} minus {name}: not run.")
-            elif math.isnan(d.low):
-                lines.append(f"{source} minus {name}: {d.mean:+.{study.digits}f}, n = {d.n}: no verdict.")
-            else:
-                interval = _interval(d.low, d.high, study.digits)
-                lines.append(
-                    f"{source} minus {name}: {d.mean:+.{study.digits}f} ({interval}), n = {d.n}: {d.verdict}."
-                )
-        complete = all(len(x) == len(study.seeds) for x in values.values())
-        helps = complete and all(d.verdict == "better" for d in differences.values())
         lines.append(
-            f"{source} {'helps' if helps else 'is not shown to help'}: it must be better than all of them, "
-            "with all seeds."
+            f"{source} {'helps' if better >= CONTROLS else 'is not shown to help'}: it must be better than "
+            "SGDM or Adam at its effective lr and than both controls of d, with all seeds."
         )
     return lines
+
+
+def _against(found: Difference | None, plan: Plan) -> str:
+    if found is None:
+        return "not run"
+    digits = plan.study.digits
+    if not found.verdict:
+        return f"{found.mean:+.{digits}f}, {_without_spread(found)}"
+    interval = _interval(found.low, found.high, digits)
+    return f"{found.mean:+.{digits}f} ({interval}), n = {found.n}, p = {found.p:.2g}: {found.verdict}"
 
 
 def facts(plan: Plan) -> dict[str, str]:
@@ -178,8 +177,9 @@ def facts(plan: Plan) -> dict[str, str]:
         "arms": "; ".join(f"{arm.name}: {_told_arm(arm)}" for arm in study.arms),
         "learning rates": "; ".join(_choice(plan, arm) for arm in study.arms if not arm.control_of),
         "seeds": ", ".join(map(str, study.seeds)),
+        "margin": f"±{study.margin:g}" if study.margin else "none: equivalence is not asked for",
         "machines": ("; ".join(machines) or "none: nothing was run") + when,
-        "time": f"{mean(seconds):.0f} s a trial from start to end, others beside it" if seconds else "",
+        "time": f"{mean(seconds):.3g} s a trial from start to end, with others beside it" if seconds else "",
         **plan.experiment.choices,
         **study.choices,
     }
@@ -212,15 +212,23 @@ def _choice(plan: Plan, arm: Arm) -> str:
         return f"{arm.name} {lrs[0]:.3g}, given"
     scores = {lr: plan.tuned_to(arm, lr) for lr in lrs}
     told = (
-        f"{lr:.3g}: " + ("not run" if score is None else f"{score:.{plan.study.digits}f}")
+        f"{lr:.3g}: " + ("not run" if score is None else _score(score, plan.study.digits))
         for lr, score in scores.items()
     )
     return f"{arm.name} by seeds {', '.join(map(str, plan.study.tuning_seeds))} of {', '.join(told)}"
 
 
+def _score(score: float, digits: int) -> str:
+    return f"{score:.{digits}f}" if math.isfinite(score) else "diverged"
+
+
 def curves(plan: Plan, key: str) -> Iterator[charts.Series]:
     """A line for each arm that has the curve: mean over its seeds, band from least to greatest."""
+    drawn: set[str] = set()
     for style, outcome in enumerate(outcomes(plan)):
+        if outcome.keys <= drawn:
+            continue  # a control may come to another arm's trials
+        drawn |= outcome.keys
         runs = [folder.metrics() for folder in outcome.folders.values()]
         runs = [run for run in runs if run and key in run[0]]
         if not runs:
@@ -236,12 +244,14 @@ def curves(plan: Plan, key: str) -> Iterator[charts.Series]:
 
 
 NOTES = (
-    "Outcomes are of the last epoch, mean ± standard deviation over the seeds; a run whose loss is no longer "
-    "finite ends there, and counts with what it then has. Test images are read once, at the end. Differences "
-    "are taken seed by seed: for one seed all arms share the split, the initial weights and the batches. The "
-    "interval is that of one comparison (Student's t). Better and worse: told from 0 at 5% by Holm's method "
-    "over all comparisons of the experiment, those not run among them. Equivalent: the interval lies within "
-    "the study's margin, 0.2 points for accuracies. Undecided: neither."
+    "Outcomes are of the last epoch unless the study says otherwise, mean ± standard deviation over the "
+    "seeds; a run whose loss is no longer finite ends there, and counts with what it then has. Test data "
+    "is read once, at the end. Differences are taken seed by seed: for one seed all arms share the split, "
+    "the initial weights and the batches. The 95% interval is that of one comparison (Student's t). "
+    "Better or worse: p is at most 0.05 after Holm's correction for all comparisons the preset plans, "
+    "{count} here, run or not; an interval may thus exclude 0 where nothing is decided. Equivalent, "
+    "whatever p: the interval lies within the margin (0.2 points for accuracies). Undecided: none of "
+    "these."
 )
 CURVES = "Curves: mean over the seeds, band from least to greatest."
 ELSEWHERE = "Curves are in the report as HTML."
@@ -249,29 +259,33 @@ ELSEWHERE = "Curves are in the report as HTML."
 
 def write(root: Path, target: Path) -> None:
     """Writes the report of a folder: as Markdown where the file is called so, else as HTML."""
-    text = markdown(shown(root)) if target.suffix == ".md" else html(shown(root))
-    write_whole(target, text.encode())
+    write_whole(target, WRITERS[target.suffix.lower()](shown(root)).encode())
 
 
-def html(groups: Sequence[Sequence[Plan]]) -> str:
-    """The page; a group is an experiment with a preset."""
-    body = [f"<p>{escape(NOTES)} {CURVES}</p>"]
-    for plans in groups:
-        differences = compare(plans)
-        for plan in plans:
+def html(groups: Sequence[Group]) -> str:
+    """The page."""
+    body, links = [], []
+    for group in groups:
+        differences = compare(group)
+        body.append(f"<p>{escape(_notes(group))} {CURVES}</p>")
+        for plan in group.plans:
             header, rows = table(plan, differences)
-            body += [f"<h2>{escape(_title(plan))}</h2>", charts.table(header, rows)]
+            title, anchor = _title(plan), f"{plan.experiment.name}-{plan.preset}-{plan.study.name}"
+            links.append(f'<li><a href="#{escape(anchor)}">{escape(title)}</a></li>')
+            body += [f'<h2 id="{escape(anchor)}">{escape(title)}</h2>', charts.table(header, rows)]
             body += [f"<p>{escape(line)}</p>" for line in _lines(plan, differences)]
             body += ['<div class="charts">', *_charts(plan), "</div>", _listed(facts(plan))]
-    return charts.page("Torque-aware momentum: the lab's report", "\n".join(body))
+    contents = ["<ul>", *links, "</ul>"] if len(links) > 1 else []
+    return charts.page("Torque-aware momentum: the lab's report", "\n".join([*contents, *body]))
 
 
-def markdown(groups: Sequence[Sequence[Plan]]) -> str:
+def markdown(groups: Sequence[Group]) -> str:
     """The same without curves."""
-    lines = ["# The lab's report", "", f"{NOTES} {ELSEWHERE}"]
-    for plans in groups:
-        differences = compare(plans)
-        for plan in plans:
+    lines = ["# The lab's report"]
+    for group in groups:
+        differences = compare(group)
+        lines += ["", f"{_notes(group)} {ELSEWHERE}"]
+        for plan in group.plans:
             header, rows = table(plan, differences)
             lines += ["", f"## {_title(plan)}", ""]
             lines += [_row(header), _row(["---"] * len(header)), *map(_row, rows), ""]
@@ -281,12 +295,19 @@ def markdown(groups: Sequence[Sequence[Plan]]) -> str:
     return "\n".join(lines) + "\n"
 
 
+WRITERS = {".html": html, ".md": markdown}
+
+
+def _notes(group: Group) -> str:
+    return NOTES.format(count=sum(len(study.comparisons()) for study in group.planned))
+
+
 def _title(plan: Plan) -> str:
     return f"{plan.experiment.name}: {plan.study.title} (preset {plan.preset})"
 
 
 def _lines(plan: Plan, differences: Differences) -> list[str]:
-    return [*beside_the_paper(plan, differences), *against_controls(plan)]
+    return [*beside_the_paper(plan, differences), *against_controls(plan, differences)]
 
 
 def _charts(plan: Plan) -> Iterator[str]:

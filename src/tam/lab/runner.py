@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -55,7 +55,7 @@ def plans(selection: Selection, root: Path) -> list[Plan]:
     if selection.controls:
         chosen = [variants.with_controls(study) for study in chosen]
     return [
-        Plan(experiment, study.only(selection.arms, selection.seeds), root, selection.preset)
+        Plan(experiment, study.only(selection.arms, selection.seeds), root, selection.preset, study)
         for study in chosen
     ]
 
@@ -90,6 +90,8 @@ def run(
     wanted = plans(selection, place.root)
     _check(selection, wanted, place, engine)
     remember(selection, place.root)
+    if place.device == "cpu" and get_experiment(selection.experiment).gpu and selection.preset != "smoke":
+        tell(f"the preset {selection.preset} is meant for a GPU: on a CPU it takes very long; smoke does not")
     with make_engine(engine, place, workers, tell, address) as running:
         before: list[Job] = []
         waits = False
@@ -115,6 +117,8 @@ def _check(selection: Selection, wanted: Sequence[Plan], place: Place, engine: s
     experiment = get_experiment(selection.experiment)
     if engine not in ENGINES:
         raise LabError(f"engine {engine!r}: must be one of {', '.join(ENGINES)}")
+    if place.root.exists() and not place.root.is_dir():
+        raise LabError(f"--out {place.root} is a file, not a folder")
     if torchrun.started() and (engine != "local" or not experiment.ranks):
         what = "--engine ray" if engine != "local" else f"each trial of {experiment.name} has one process"
         raise LabError(f"{what}: start it without torchrun")
@@ -168,8 +172,16 @@ def remembered(root: Path) -> list[Selection]:
     return [replace(one, studies=tuple(one.studies), arms=tuple(one.arms)) for one in found]
 
 
-def shown(root: Path) -> list[list[Plan]]:
-    """Everything that was run in a folder: of each experiment and preset the studies, each once."""
+@dataclass(frozen=True)
+class Group:
+    """What was run of a preset: its studies, each once, and all that are planned, run or not."""
+
+    plans: list[Plan]
+    planned: tuple[Study, ...]
+
+
+def shown(root: Path) -> list[Group]:
+    """Everything that was run in a folder, by experiment and preset."""
     selections = remembered(root)
     if not selections:
         raise LabError(f"{root} has no runs.json: nothing was run there")
@@ -179,17 +191,21 @@ def shown(root: Path) -> list[list[Plan]]:
         for plan in plans(selection, root):
             known = found.get(plan.study.name)
             if known is not None:
-                plan.study = _both(plan.study, known.study)
+                plan.whole = max(plan.whole, known.whole, key=lambda study: len(study.arms))
+                plan.study = _both(plan.study, known.study, plan.whole)
             found[plan.study.name] = plan
-    return [list(found.values()) for found in groups.values()]
+    return [
+        Group(list(found.values()), _planned(name, preset, found)) for (name, preset), found in groups.items()
+    ]
 
 
-def _both(one: Study, other: Study) -> Study:
+def _planned(name: str, preset: str, found: Mapping[str, Plan]) -> tuple[Study, ...]:
+    studies = get_experiment(name).presets[preset]
+    return tuple(found[study.name].whole if study.name in found else study for study in studies)
+
+
+def _both(one: Study, other: Study, whole: Study) -> Study:
     """A study of which twice a part was run."""
-    names = {arm.name for arm in one.arms}
-    more = tuple(arm for arm in other.arms if arm.name not in names)
-    left_out = max(
-        0, max(one.left_out + len(one.arms), other.left_out + len(other.arms)) - len(names) - len(more)
-    )
-    seeds = max(one.seeds, other.seeds, key=len)
-    return replace(one, arms=(*one.arms, *more), seeds=seeds, left_out=left_out)
+    names = {arm.name for arm in (*one.arms, *other.arms)}
+    arms = tuple(arm for arm in whole.arms if arm.name in names)
+    return replace(one, arms=arms, seeds=max(one.seeds, other.seeds, key=len))

@@ -2,8 +2,8 @@
 
 For one seed all arms share the split, the initial weights and the batches, so that differences are taken seed
 by seed. The interval is that of one comparison (Student's t). Whether a difference is told from 0 is decided
-by Holm's method over all comparisons of an experiment, those not run yet among them: otherwise a verdict
-could come and go with what else is run.
+by Holm's method over all comparisons an experiment's preset plans, run or not: otherwise a verdict could come
+and go with what else is run.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ class Difference:
 
     n: int
     mean: float
-    low: float  # of the interval; nan where there are fewer than two pairs
+    low: float  # of the interval; nan where the spread cannot be known
     high: float
     p: float  # Holm's
-    verdict: str  # better, worse, equivalent or undecided
+    verdict: str  # better, worse, equivalent or undecided; "" where the spread cannot be known
 
 
 def summarise(values: Sequence[float]) -> Summary:
@@ -68,7 +68,7 @@ def compare(family: Mapping[Name, Pairs]) -> dict[Name, Difference]:
 def _judged(pairs: Pairs, p: float) -> Difference:
     low, high = interval(pairs.differences)
     middle = mean(pairs.differences)
-    verdict = "undecided"
+    verdict = "" if math.isnan(low) else "undecided"
     if low >= -pairs.margin and high <= pairs.margin:
         verdict = "equivalent"
     elif p <= LEVEL:
@@ -80,7 +80,7 @@ def interval(differences: Sequence[float], level: float = LEVEL) -> tuple[float,
     """The interval of the mean that misses it with this probability (Student's t)."""
     from scipy import stats
 
-    if len(differences) < 2 or (not _has_spread(differences) and any(differences)):
+    if not _has_spread(differences):
         return math.nan, math.nan
     half = stats.t.ppf(1 - level / 2, len(differences) - 1) * stdev(differences) / math.sqrt(len(differences))
     return mean(differences) - float(half), mean(differences) + float(half)
@@ -97,8 +97,8 @@ def _p(differences: Sequence[float]) -> float:
 
 
 def _has_spread(differences: Sequence[float]) -> bool:
-    """Two equal differences say as little of their spread as one."""
-    return len(differences) > 1 and stdev(differences) > 0
+    """Equal differences say as little of their spread as one; they may differ in their last digits."""
+    return len(differences) > 1 and stdev(differences) > 1e-4 * max(map(abs, differences))
 
 
 def _holm(p: Mapping[Name, float]) -> dict[Name, float]:

@@ -38,19 +38,26 @@ def gain(optimizer: str, options: Mapping[str, Any]) -> float:
 # ---------------------------------------------------------------------- controls
 
 
+OF_THE_COSINE = ("grouped", "decay_in_cosine")  # settings that mean nothing to an optimizer without one
+
+
 def controls(arm: Arm) -> tuple[Arm, ...]:
     """What an arm of TAM or AdaTAM must beat to be said to help."""
     other = registry.get(plain(arm.optimizer))
     known = inspect.signature(other.cls).parameters
     options = {k: v for k, v in arm.options.items() if k in known}
     ratio = gain(arm.optimizer, arm.options) / gain(other.name, options)
-    more: dict[str, Any] = {"settings": arm.settings, "control_of": arm.name}
+    settings = {k: v for k, v in arm.settings.items() if k not in OF_THE_COSINE}
     found = [
-        Arm(f"{other.title} at {arm.name}'s effective lr", other.name, (), options, lr_ratio=ratio, **more)
-    ]
+        Arm(f"{other.title} at {arm.name}'s effective lr", other.name, (), options, settings,
+            control_of=arm.name, lr_ratio=ratio)
+    ]  # fmt: skip
     if arm.options.get("scope", "global") == "global":  # there is one d to replace
         for damping, name in (("shuffled", "d shuffled"), ("mean", "d its mean")):
-            found.append(Arm(f"{arm.name}, {name}", arm.optimizer, (), arm.options, damping=damping, **more))
+            found.append(
+                Arm(f"{arm.name}, {name}", arm.optimizer, (), arm.options, arm.settings,
+                    control_of=arm.name, damping=damping)
+            )  # fmt: skip
     return tuple(found)
 
 
@@ -91,7 +98,7 @@ def _range(arm: Arm) -> tuple[float, ...]:
 
 
 def shorter(study: Study, epochs: int) -> Study:
-    """Fewer epochs, each arm at the largest lr of its grid."""
+    """Fewer epochs, no search."""
     return _with(study, {"epochs": epochs}, seeds=(0, 1, 2))
 
 
@@ -111,5 +118,13 @@ SMALL = {
 
 
 def _with(study: Study, workload: dict[str, Any], seeds: tuple[int, ...]) -> Study:
-    arms = tuple(replace(arm, lrs=arm.lrs if arm.control_of else (max(arm.lrs),)) for arm in study.arms)
-    return replace(study, arms=arms, workload={**study.workload, **workload}, seeds=seeds, tuning_seeds=())
+    """Each arm at the paper's lr where that is in its grid; what happens at an epoch happens as early."""
+    share = workload["epochs"] / study.workload["epochs"]
+    arms = []
+    for arm in study.arms:
+        lr = registry.get(arm.optimizer).lr
+        lrs = () if arm.control_of else (lr,) if lr in arm.lrs else (max(arm.lrs),)
+        settings = {k: max(1, int(v * share)) if k == "halve_at" else v for k, v in arm.settings.items()}
+        arms.append(replace(arm, lrs=lrs, settings=settings))
+    workload = {**study.workload, **workload}
+    return replace(study, arms=tuple(arms), workload=workload, seeds=seeds, tuning_seeds=())

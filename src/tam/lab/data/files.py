@@ -71,6 +71,12 @@ def find(name: str, layouts: tuple[Layout, ...], folder: Path) -> Layout:
     )
 
 
+def is_whole(layouts: tuple[Layout, ...], folder: Path) -> bool:
+    """Whether one of them is there, every file as its authors published it."""
+    there = [layout for layout in layouts if layout.is_in(folder)]
+    return any(all(problem_of(file, folder) is None for file in layout.files) for layout in there)
+
+
 def _more(missing: list[str]) -> str:
     return f" ({len(missing)} files are)" if len(missing) > 1 else ""
 
@@ -137,7 +143,10 @@ def _fetch(name: str, download: Download, target: Path) -> None:
             while block := source.read(2**20):
                 file.write(block)
     except (urllib.error.URLError, TimeoutError, ConnectionError) as error:
-        raise DataError(f"{name}: {download.url} cannot be downloaded: {error}") from error
+        raise DataError(
+            f"{name}: {download.url} cannot be downloaded: {error}. Fetched by other means it belongs at "
+            f"{target}"
+        ) from error
     if md5_of(part) != download.md5:
         part.unlink()
         raise DataError(

@@ -109,4 +109,5 @@ EXPERIMENT = Experiment(
         Curve("grad_norm", "Gradient norm", "|g|", log=True, by="step"),
     ),
     figures,
+    gpu=False,
 )

@@ -1,0 +1,107 @@
+"""The report: what is said of comparisons, and the stored ones are of the stored results."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from tam.lab import report
+from tam.lab.experiment import Experiment, Plan, Study
+from tam.lab.images import config_of
+from tam.lab.runner import Group
+from tam.lab.store import TrialFolder
+from tests.lab.test_experiment import plan
+
+RESULTS = Path(__file__).parents[2] / "results"
+
+
+@pytest.mark.parametrize("folder", sorted(RESULTS.glob("*/runs.json")), ids=lambda path: path.parent.name)
+def test_stored_reports_are_of_the_stored_results(folder: Path) -> None:
+    root = folder.parent
+    assert (root / "report.md").read_text(encoding="utf-8") == report.markdown(report.shown(root))
+
+
+def given(root: Path, outcomes: dict[str, list[float]], seeds: int = 5, **more: object) -> Group:
+    """A study with these outcomes, seed by seed."""
+    made = plan(root, seeds=tuple(range(seeds)), tuning_seeds=())
+    arms = tuple(replace(arm, lrs=arm.lrs[:1]) for arm in made.study.arms)
+    mean = replace(arms[2], name="TAM, d its mean", damping="mean")
+    study: Study = replace(made.study, arms=(*arms, mean), **more)
+    found = Plan(made.experiment, study, root, "paper")
+    for name, values in outcomes.items():
+        trials = found.reported(study.arm(name))
+        assert trials is not None
+        for trial, value in zip(trials, values, strict=False):
+            folder = TrialFolder(root, trial)
+            if folder.result is None:
+                with folder.at_work():
+                    folder.finish({"validation": value, "diverged": False}, 1.0, torch.device("cpu"))
+    return Group([found], (study,))
+
+
+SGDM, TAM, LESS = (
+    [90.0, 90.2, 90.1, 90.4, 90.3],
+    [92.0, 92.3, 92.2, 92.3, 92.1],
+    [91.0, 91.1, 91.3, 91.2, 91.0],
+)
+ALL = {"SGDM": SGDM, "TAM": TAM, "TAM, d shuffled": LESS, "TAM, d its mean": LESS}
+
+
+def test_tam_helps_only_where_it_beats_all_controls_with_all_seeds(tmp_path: Path) -> None:
+    def said(name: str, outcomes: dict[str, list[float]], seeds: int = 5) -> str:
+        group = given(tmp_path / name, outcomes, seeds)
+        return report.against_controls(group.plans[0], report.compare(group))[-1]
+
+    assert said("all", ALL).startswith("TAM helps")
+    assert said("some", {k: v for k, v in ALL.items() if k != "TAM, d its mean"}).startswith(
+        "TAM is not shown"
+    )
+    assert said("early", ALL, seeds=6).startswith("TAM is not shown")
+    assert said("equal", {**ALL, "TAM, d shuffled": [x - 0.01 * i for i, x in enumerate(TAM)]}).startswith(
+        "TAM is not"
+    )
+
+
+def test_one_comparison_has_one_verdict_and_the_paper_is_beside_it(tmp_path: Path) -> None:
+    group = given(tmp_path, ALL, paper={"SGDM": (93.6, 0.3), "TAM": (94.2, 0.2)})
+    (made,) = group.plans
+    differences = report.compare(group)
+    table, control = (
+        differences["digits", "TAM", "SGDM"],
+        differences["digits", "TAM", "SGDM at TAM's effective lr"],
+    )
+    assert table == control and table.verdict == "better"  # they are the same trials
+    (line,) = report.beside_the_paper(made, differences)
+    assert (
+        "TAM minus SGDM: better here: +1.98" in line and "the paper's +0.60 lies outside the interval" in line
+    )
+    text = report.markdown([group])
+    assert "for all comparisons the preset plans, 4 here" in text  # SGDM's, and three controls
+    assert "| TAM, d shuffled | 0.2 | 5 of 5 | 91.12 ± 0.13 |  |  |  | control of TAM |" in text
+
+
+def test_seeds_that_were_not_asked_for_are_counted(tmp_path: Path) -> None:
+    group = given(tmp_path, ALL, seeds=6)
+    (made,) = group.plans
+    part = Plan(made.experiment, made.study.only([], 5), tmp_path, "paper", made.study)
+    rows = {row[0]: row for row in report.table(part, report.compare(Group([part], group.planned)))[1]}
+    assert rows["TAM"][2] == "5 of 6" and rows["TAM"][-1] == "so far better"
+
+
+def test_what_cannot_be_averaged_is_counted_as_diverged(tmp_path: Path) -> None:
+    group = given(tmp_path, {**ALL, "TAM": [92.0, float("nan"), 92.2, 92.3, 92.1]})
+    (made,) = group.plans
+    rows = {row[0]: row for row in report.table(made, report.compare(group))[1]}
+    assert rows["TAM"][2] == "4 of 5" and rows["TAM"][3].startswith("92.15")
+
+
+def test_an_experiment_without_results_has_a_report(tmp_path: Path) -> None:
+    workload = {"data": "digits", "model": "tiny", "epochs": 1}
+    study = Study("digits", "digits", workload, plan(tmp_path).study.arms, "SGDM", (0, 1), (100,))
+    experiment = Experiment("images", "", lambda *_: iter(()), config_of, {"paper": (study,)}, {}, ())
+    group = Group([Plan(experiment, study, tmp_path, "paper")], (study,))
+    assert "| TAM |  | 0 of 2 | not run |" in report.markdown([group])
+    assert "nothing was run" in report.html([group])
