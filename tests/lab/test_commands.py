@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 import tam
 from tam.cli import build
 from tam.lab.experiment import Plan
-from tam.lab.report import against_controls, compare
+from tam.lab.report import compare
 from tam.lab.runner import Selection, plans, remember, remembered, shown
 from tam.lab.store import TrialFolder
 
@@ -184,16 +184,9 @@ def test_parts_of_a_study_that_were_run_one_by_one_are_one_in_the_report(
     for selection in runs:
         remember(selection, tmp_path / "lab")
     (part,) = shown(tmp_path / "lab")
-    (plan,) = part.plans
-    assert {arm.name for arm in plan.study.arms} == {"SGDM", "TAM", "TAM, d its mean"}
-    assert plan.study.seeds == (0, 1)
-    # Holm's method counts what was not asked for, and nobody is said to help by a part of the controls.
+    # What was not asked for is there, too: nobody is said to be better for what was left out.
     (whole,) = shown(folder)
-    few, all_of_them = compare(part), compare(whole)
-    name = ("digits-tiny", "TAM", "SGDM")
-    assert few[name].p >= all_of_them[name].p
-    assert "TAM minus TAM, d shuffled: not run." in against_controls(plan, few)
-    assert "TAM is not shown to help" in against_controls(plan, few)[-1]
+    assert compare(part) == compare(whole) and part.planned == whole.planned
 
 
 def test_torchrun_is_for_experiments_whose_trials_run_on_ranks(

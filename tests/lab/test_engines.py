@@ -4,11 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+import tam
 from tam.lab.engines.local import Local
 from tam.lab.engines.ray import Ray
 from tam.lab.engines.work import Event, Job, Place, work
@@ -40,7 +46,7 @@ def test_a_finished_trial_is_not_run_again(tmp_path: Path) -> None:
     here(tmp_path, jobs(1))
     path = TrialFolder(tmp_path, jobs(1)[0].config).path / "result.json"
     before = path.stat().st_mtime_ns
-    assert [event.kind for event in here(tmp_path, jobs(1))] == ["done"]
+    assert [event.kind for event in here(tmp_path, jobs(1))] == ["start", "done"]
     assert path.stat().st_mtime_ns == before
 
 
@@ -66,6 +72,55 @@ def test_a_killed_worker_is_replaced(tmp_path: Path) -> None:
     for job in jobs(2):
         whole, found = (outcome(job.folder(tmp_path / name)) for name in ("whole", "killed"))
         assert found == whole
+
+
+def test_a_trial_finished_by_another_process_meanwhile_is_not_run_again(tmp_path: Path) -> None:
+    (job,) = jobs(1)
+    folder = job.folder(tmp_path)
+    with folder.at_work():
+        thread = threading.Thread(target=here, args=(tmp_path, [job]))
+        thread.start()  # it waits a moment for the lock
+        folder.finish({"validation": 99.0, "diverged": False}, 1.0, torch.device("cpu"))
+    thread.join()
+    assert folder.result is not None and folder.result["validation"] == 99.0
+
+
+def test_a_trial_that_kills_its_process_is_given_up(tmp_path: Path) -> None:
+    starts: list[int] = []
+
+    def tell(event: Event) -> None:
+        if event.kind == "start":
+            starts.append(engine.processes[0].pid)
+            os.kill(starts[-1], signal.SIGKILL)
+
+    with Local(Place(tmp_path, tmp_path), 1, tell) as engine, pytest.raises(LabError, match="died 3 times"):
+        engine.run(jobs(1, epochs=50))
+    assert len(starts) == 3
+
+
+def test_processes_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
+    code = (
+        "from tests.lab.test_engines import Local, Place, jobs\n"
+        "from pathlib import Path\nimport sys\n"
+        "root = Path(sys.argv[1])\n"
+        "def tell(event): print(engine.processes[0].pid, flush=True)\n"
+        "if __name__ == '__main__':\n"
+        "    with Local(Place(root, root), 1, tell) as engine: engine.run(jobs(1, epochs=2000))\n"
+    )
+    (tmp_path / "parent.py").write_text(code)
+    paths = [str(Path(__file__).parents[2]), str(Path(tam.__file__).parents[1])]
+    process = subprocess.Popen(
+        [sys.executable, str(tmp_path / "parent.py"), str(tmp_path)], stdout=subprocess.PIPE, text=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+    )  # fmt: skip
+    assert process.stdout is not None
+    worker = int(process.stdout.readline())
+    process.kill()
+    process.wait()
+    latest = time.monotonic() + 60
+    while Path(f"/proc/{worker}/cmdline").exists() and Path(f"/proc/{worker}/cmdline").read_bytes():
+        assert time.monotonic() < latest, "the worker outlives its parent"
+        time.sleep(0.1)
 
 
 def test_a_device_that_fails_ends_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -141,6 +141,38 @@ def test_controls_can_be_had_for_every_arm_of_tam() -> None:
             assert with_controls(found) == found
 
 
+def test_grids_are_extended_only_so_far_and_where_all_diverge_no_lr_is_chosen(tmp_path: Path) -> None:
+    made = plan(tmp_path, extend=True)
+    while trials := [t for t in to_run(made) if not t.get("test")]:
+        for trial in trials:  # the less the better for SGDM; TAM always diverges
+            finish(tmp_path, trial, 90.0 - trial["lr"], diverged=trial["optimizer"] == "tam")
+    assert len(made.grid(made.study.arm("SGDM"))) == 2 + 4
+    assert made.chosen(made.study.arm("TAM")) is None
+    assert {trial["optimizer"] for trial in to_run(made)} == {"sgdm"}
+
+
+def test_with_extended_grids_all_arms_are_tuned_also_those_not_asked_for(tmp_path: Path) -> None:
+    whole = plan(tmp_path, extend=True).study
+    part = Plan(plan(tmp_path).experiment, whole.only(["SGDM"], None), tmp_path, "fair", whole)
+    assert {trial["optimizer"] for trial in to_run(part)} == {"sgdm", "tam"}
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        {"tuning_seeds": ()},
+        {"tuning_seeds": (0,)},
+        {"baseline": "Adam"},
+        {"seeds": ()},
+        {"arms": (Arm("SGDM", "sgdm", (0.1,)), Arm("SGDM", "sgdm", (0.2,)))},
+        {"arms": (Arm("SGDM", "sgdm", (0.1,)), Arm("TAM", "tam"))},
+    ],
+)
+def test_a_study_that_cannot_be_run_is_refused(mistake: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="study digits"):
+        plan(tmp_path, **mistake)
+
+
 def test_a_selection_keeps_what_its_arms_need(tmp_path: Path) -> None:
     study = plan(tmp_path).study.only(["TAM, d shuffled"], 1)
     assert [arm.name for arm in study.arms] == ["SGDM", "TAM", "TAM, d shuffled"] and study.seeds == (0,)

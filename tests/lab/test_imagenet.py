@@ -54,7 +54,7 @@ def test_crops_lie_in_the_image_and_have_the_right_size() -> None:
 
 
 def test_missing_and_unreadable_images_are_named(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"imagenet/train is missing\. It cannot be downloaded"):
+    with pytest.raises(DataError, match=r"imagenet/train is missing\. ImageNet cannot be downloaded"):
         Folders(tmp_path, "train", 24)
     (tmp_path / "imagenet" / "train" / "n01").mkdir(parents=True)
     with pytest.raises(DataError, match="has no images in folders of classes"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,9 @@ import torch
 
 from tam import registry
 from tam.lab import images
-from tam.lab.store import LabError, TrialFolder
+from tam.lab.data import load
+from tam.lab.models import get_model
+from tam.lab.store import LabError, TrialFolder, digest_of
 
 CPU = torch.device("cpu")
 
@@ -38,7 +41,7 @@ def run(root: Path, steps: int | None = None, save_every: float = 0.0, **more: A
 def outcome(folder: TrialFolder) -> Any:
     result = folder.result
     assert result is not None
-    return {k: v for k, v in result.items() if k not in ("timing", "machine")}, folder.metrics()
+    return {k: v for k, v in result.items() if k not in ("timing", "machine", "settings")}, folder.metrics()
 
 
 @pytest.mark.parametrize(
@@ -154,7 +157,7 @@ def test_a_pretrained_network_but_for_its_head(tmp_path: Path) -> None:
     state = dict(source.state_dict())
     state["head.weight"] = torch.zeros(3, 16)  # of other classes
     torch.save(state, tmp_path / "net.pt")
-    given = config(checkpoint="net.pt", resize=12)
+    given = config(checkpoint=with_digest(tmp_path / "net.pt"), resize=12)
     training = images.Training(images.Config(**given), tmp_path, CPU, None)
     own = training.model.state_dict()
     assert torch.equal(own["stem.0.weight"], state["stem.0.weight"]) and own["head.weight"].shape == (10, 16)
@@ -162,6 +165,110 @@ def test_a_pretrained_network_but_for_its_head(tmp_path: Path) -> None:
     training.draws.epoch(0)
     training.step()
     torch.save({"other": torch.zeros(1)}, tmp_path / "other.pt")
-    for name, message in (("other.pt", "is of another network: 0 of"), ("gone.pt", "cannot be read")):
+    for checkpoint, message in (
+        (with_digest(tmp_path / "other.pt"), "is of another network: 0 of"),
+        (f"{tmp_path}/gone.pt#0", "cannot be read"),
+        (f"{tmp_path}/net.pt#0", "is not the one this trial began with"),
+    ):
         with pytest.raises(LabError, match=message):
-            images.begin_from(source, name, tmp_path)
+            images.begin_from(source, checkpoint)
+
+
+def with_digest(path: Path) -> str:
+    return f"{path}#{digest_of(path.read_bytes())}"
+
+
+def plain_loop(lr: float, epochs: int, halve_at: int | None) -> tuple[list[float], list[float], float]:
+    """SGDM written out: the losses and validation accuracies of all epochs, and the test's accuracy."""
+    data = load("digits", Path())
+    x, y = data.train
+    mean, std = (torch.tensor(v)[:, None, None] for v in (data.mean, data.std))
+    order = torch.randperm(len(y), generator=torch.Generator().manual_seed(0))
+    train, validation = order[:-300][:320], order[-300:]
+    torch.manual_seed(0)
+    model = get_model("tiny").make(10)
+    velocity = [torch.zeros_like(p) for p in model.parameters()]
+
+    def accuracy(images: torch.Tensor, labels: torch.Tensor) -> float:
+        model.eval()
+        with torch.no_grad():
+            right = sum(
+                int(model((image[None].float() / 255 - mean) / std).argmax() == label)
+                for image, label in zip(images, labels, strict=True)
+            )
+        model.train()
+        return 100 * right / len(labels)
+
+    losses, accuracies = [], []
+    for epoch in range(epochs):
+        now = lr * 0.5 * (1 + math.cos(math.pi * epoch / epochs)) / (1 if epoch < (halve_at or epochs) else 2)
+        seen = train[torch.randperm(320, generator=torch.Generator().manual_seed(epoch))]
+        total = 0.0
+        for batch in seen.reshape(5, 64):
+            loss = torch.nn.functional.cross_entropy(model((x[batch].float() / 255 - mean) / std), y[batch])
+            gradients = torch.autograd.grad(loss, list(model.parameters()))
+            with torch.no_grad():
+                for p, v, g in zip(model.parameters(), velocity, gradients, strict=True):
+                    v.mul_(0.9).add_(g)
+                    p.sub_(now * v)
+            total += loss.item() / 5
+        losses.append(total)
+        accuracies.append(accuracy(x[validation], y[validation]))
+    return losses, accuracies, accuracy(*data.test)
+
+
+@pytest.mark.parametrize("halve_at", [None, 2])
+def test_a_trial_is_a_plain_training(halve_at: int | None, tmp_path: Path) -> None:
+    """Split, batches, schedule, losses, validation and test against a loop written out for itself."""
+    torch.set_num_threads(1)
+    folder = run(tmp_path, optimizer="sgdm", lr=0.05, augment=False, epochs=4, halve_at=halve_at)
+    losses, accuracies, test = plain_loop(0.05, 4, halve_at)
+    assert [row["loss"] for row in folder.metrics()] == pytest.approx(losses, rel=1e-4)
+    assert [row["validation"] for row in folder.metrics()] == pytest.approx(accuracies, abs=0.35)  # an image
+    assert folder.result is not None and folder.result["test"] == pytest.approx(test, abs=0.3)
+
+
+def test_names_tell_different_trials_apart_and_none_else() -> None:
+    """The registry's options count, as what is left out of a config stands for them."""
+    plain = config(optimizer="sgdm")
+    assert config(optimizer="sgdm", options={"momentum": 0.0}) != plain
+    assert config(optimizer="SGDM", options={"momentum": 0.9, "dampening": 0}) == plain
+    assert config(optimizer="adam", options={"betas": [0.9, 0.999]}) == config(optimizer="adam")
+    assert config(optimizer="adam", options={"betas": (0.8, 0.99)}) == config(
+        optimizer="adam", options={"betas": [0.8, 0.99]}
+    )
+    assert (
+        config(optimizer="sgdm", batch=128) != plain and config(optimizer="sgdm", schedule="cosine") == plain
+    )
+
+
+def test_a_result_says_all_it_was_run_with(tmp_path: Path) -> None:
+    result = run(tmp_path, epochs=1).result
+    assert result is not None and result["settings"]["schedule"] == "cosine"
+    assert (
+        result["settings"]["options"]["smoothing"] == 0.9 and result["settings"]["options"]["momentum"] == 0.9
+    )
+
+
+def test_a_checkpoint_brings_no_flags_of_another_device(tmp_path: Path) -> None:
+    adam = images.Training(images.Config(**config(optimizer="adam", lr=1e-3)), tmp_path, CPU, None)
+    state = adam.state_dict()
+    for group in state["optimizer"]["param_groups"]:
+        group |= {"capturable": True, "lr": 5.0}
+    adam.load_state_dict(state)
+    assert all(group["lr"] is adam.lr and not group["capturable"] for group in adam.optimizer.param_groups)
+
+
+def test_a_control_needs_as_many_steps_as_its_source(tmp_path: Path) -> None:
+    source = run(tmp_path, epochs=1)
+    with pytest.raises(LabError, match="had 5 steps, not 15"):
+        run(tmp_path, damping="mean", damping_of=source.key)
+    (source.path / "alignment.pt").write_bytes(b"PK")
+    with pytest.raises(LabError, match=r"alignment.pt is damaged"):
+        run(tmp_path, damping="mean", damping_of=source.key)
+
+
+@pytest.mark.parametrize("name", ["epochs", "batch", "held_out"])
+def test_counts_must_be_positive(name: str) -> None:
+    with pytest.raises(ValueError, match="epochs, batch and held_out must be at least 1"):
+        config(**{name: 0})

@@ -26,10 +26,10 @@ def test_stored_reports_are_of_the_stored_results(folder: Path) -> None:
 
 def given(root: Path, outcomes: dict[str, list[float]], seeds: int = 5, **more: object) -> Group:
     """A study with these outcomes, seed by seed."""
-    made = plan(root, seeds=tuple(range(seeds)), tuning_seeds=())
+    made = plan(root, seeds=tuple(range(seeds)))
     arms = tuple(replace(arm, lrs=arm.lrs[:1]) for arm in made.study.arms)
     mean = replace(arms[2], name="TAM, d its mean", damping="mean")
-    study: Study = replace(made.study, arms=(*arms, mean), **more)
+    study: Study = replace(made.study, arms=(*arms, mean), tuning_seeds=(), **more)
     found = Plan(made.experiment, study, root, "paper")
     for name, values in outcomes.items():
         trials = found.reported(study.arm(name))
@@ -83,19 +83,32 @@ def test_one_comparison_has_one_verdict_and_the_paper_is_beside_it(tmp_path: Pat
     assert "| TAM, d shuffled | 0.2 | 5 of 5 | 91.12 ± 0.13 |  |  |  | control of TAM |" in text
 
 
-def test_seeds_that_were_not_asked_for_are_counted(tmp_path: Path) -> None:
+def test_seeds_that_were_not_run_are_counted(tmp_path: Path) -> None:
     group = given(tmp_path, ALL, seeds=6)
-    (made,) = group.plans
-    part = Plan(made.experiment, made.study.only([], 5), tmp_path, "paper", made.study)
-    rows = {row[0]: row for row in report.table(part, report.compare(Group([part], group.planned)))[1]}
+    rows = {row[0]: row for row in report.table(group.plans[0], report.compare(group))[1]}
     assert rows["TAM"][2] == "5 of 6" and rows["TAM"][-1] == "so far better"
 
 
+def test_a_winner_at_the_edge_of_its_grid_is_marked(tmp_path: Path) -> None:
+    made = plan(tmp_path)
+    for _, trial in made.to_run():
+        with TrialFolder(tmp_path, trial).at_work():
+            result = {"validation": 90 + trial["lr"], "diverged": False}
+            TrialFolder(tmp_path, trial).finish(result, 1.0, torch.device("cpu"))
+    group = Group([made], (made.study,))
+    rows = {row[0]: row for row in report.table(made, report.compare(group))[1]}
+    assert rows["SGDM"][1] == "0.1 (at the edge of its grid)"
+    assert "SGDM by seeds 100 of 0.01: 90.01, 0.1: 90.10" in report.facts(made)["learning rates"]
+
+
 def test_what_cannot_be_averaged_is_counted_as_diverged(tmp_path: Path) -> None:
+    """What is left of an arm must not win by its losses."""
     group = given(tmp_path, {**ALL, "TAM": [92.0, float("nan"), 92.2, 92.3, 92.1]})
     (made,) = group.plans
     rows = {row[0]: row for row in report.table(made, report.compare(group))[1]}
     assert rows["TAM"][2] == "4 of 5" and rows["TAM"][3].startswith("92.15")
+    assert rows["TAM"][-1] == "1 diverged: no verdict"
+    assert report.against_controls(made, report.compare(group))[-1].startswith("TAM is not shown to help")
 
 
 def test_an_experiment_without_results_has_a_report(tmp_path: Path) -> None:

@@ -69,7 +69,7 @@ def test_a_full_disk_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         monkeypatch.setattr(store.os, "fsync", full)
         for write in (
             lambda: folder.save(2, {"x": torch.tensor(2)}),
-            lambda: folder.finish({"ok": True}, 1.0, CPU),
+            lambda: folder.finish({"diverged": False}, 1.0, CPU),
         ):
             with pytest.raises(LabError, match=r"the disk is full\. Nothing is lost"):
                 write()
@@ -77,6 +77,44 @@ def test_a_full_disk_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         assert folder.result is None and not list(folder.path.glob("*.part"))
         found = folder.load(CPU)
         assert found is not None and found[0] == 1
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no /dev/full here")
+def test_a_full_disk_at_the_metrics_and_the_lock(tmp_path: Path) -> None:
+    folder = TrialFolder(tmp_path, {"a": 1})
+    folder.path.mkdir(parents=True)
+    for name in ("metrics.jsonl", "lock"):
+        (folder.path / name).symlink_to("/dev/full")
+    with (
+        folder.at_work(),
+        pytest.raises(LabError, match=r"metrics.jsonl cannot be written: the disk is full"),
+    ):
+        folder.log({"epoch": 1, "loss": 0.0})  # the lock's content is for curious people only
+
+
+def test_damaged_files_are_named(tmp_path: Path) -> None:
+    folder = TrialFolder(tmp_path, {"a": 1})
+    with folder.at_work():
+        folder.log({"epoch": 1})
+        folder.save(1, {"x": torch.tensor(1)})
+        (folder.path / "metrics.jsonl").write_bytes(b"\xff\n")
+        with pytest.raises(LabError, match=r"metrics.jsonl is damaged"):
+            folder.metrics()
+        assert folder.load(CPU) is not None
+        assert folder.metrics() == [{"epoch": 1}]  # the checkpoint has them, too
+    for content in ("5", "{}", "[", '{"diverged": false}'):
+        (folder.path / "result.json").write_text(content)
+        with pytest.raises(LabError, match=r"result.json is damaged"):
+            _ = folder.result
+
+
+def test_what_a_killed_process_left_half_written_is_removed(tmp_path: Path) -> None:
+    folder = TrialFolder(tmp_path, {"a": 1})
+    folder.path.mkdir(parents=True)
+    part = folder.path / ".checkpoint-000001-aa.pt.123.part"
+    part.write_bytes(b"half")
+    with folder.at_work():
+        assert not part.exists()
 
 
 def test_two_processes_do_not_run_one_trial(tmp_path: Path) -> None:
@@ -97,7 +135,7 @@ def test_a_finished_trial_keeps_no_checkpoints(tmp_path: Path) -> None:
     folder = TrialFolder(tmp_path, {"a": 1})
     with folder.at_work():
         folder.save(1, {"x": torch.tensor(1)})
-        folder.finish({"validation": 93.6}, 1.0, CPU)
+        folder.finish({"validation": 93.6, "diverged": False}, 1.0, CPU)
     assert folder.result is not None and folder.result["validation"] == 93.6
     assert folder.result["machine"]["torch"] == torch.__version__ and folder.result["timing"]["seconds"] == 1
     assert not list(folder.path.glob("checkpoint-*"))

@@ -19,7 +19,7 @@ from tam.lab.engines.work import Place
 from tam.lab.experiment import Plan, experiments
 from tam.lab.outcome import Outcome, outcomes
 from tam.lab.progress import Show
-from tam.lab.store import LabError, TrialFolder
+from tam.lab.store import LabError, TrialFolder, digest_of
 
 app = typer.Typer(
     no_args_is_help=True, help="Run the paper's experiments, and report them beside its figures."
@@ -83,11 +83,17 @@ def run(
             "shuffled, or its mean.",
         ),
     ] = False,
+    checkpoint: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            metavar="FILE|timm:NAME", help="What the preset vit fine-tunes: a state dict, or timm's."
+        ),
+    ] = None,
     device: Annotated[
         str, typer.Option(help="cpu, cuda or cuda:1; auto takes a GPU if there is one.")
     ] = "auto",
     workers: Annotated[
-        int | None, typer.Option(min=1, help="Processes. Default: 1 on a GPU, one a core on a CPU.")
+        int | None, typer.Option(min=1, help="Processes. Default: one a GPU, or one a core on a CPU.")
     ] = None,
     together: Annotated[int, typer.Option(min=1, help="Trials side by side on one GPU.")] = 4,
     engine: Annotated[
@@ -103,13 +109,14 @@ def run(
         device = "cuda" if torch.cuda.is_available() else "cpu"
     on_gpu = device.startswith("cuda")
     place = Place(out.resolve(), (data or default_folder()).resolve(), device, together if on_gpu else 1)
-    selection = runner.Selection(name, preset, tuple(study), tuple(arm), seeds, controls)
-    count = workers or (1 if on_gpu else os.cpu_count() or 1)
+    count = workers or (max(1, torch.cuda.device_count()) if on_gpu else os.cpu_count() or 1)
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # what a cluster ends a job with
     if address is not None and engine != "ray":
         _ends(LabError("--address is of a Ray cluster: it needs --engine ray"))
     try:
-        with Show() as show:
+        begin = _with_digest(checkpoint) if checkpoint else None
+        selection = runner.Selection(name, preset, tuple(study), tuple(arm), seeds, controls, begin)
+        with Show(quiet=os.environ.get("RANK", "0") != "0") as show:  # of torchrun's
             runner.run(selection, place, count, show, engine, address)
     except (LabError, DataError) as error:
         _ends(error)
@@ -117,15 +124,29 @@ def run(
         sys.exit("tam: stopped; the same command goes on from the last checkpoints")
     finally:
         signal.signal(signal.SIGTERM, before)
-    if os.environ.get("RANK", "0") == "0":  # of torchrun's
+    if os.environ.get("RANK", "0") == "0":
         print(f"{out}: done; `tam lab report {out} -o report.html` writes the report")
+
+
+def _with_digest(checkpoint: str) -> str:
+    """A file with the digest of its content: trials that begin from another one are others."""
+    if checkpoint.startswith("timm:"):
+        return checkpoint
+    path = Path(checkpoint).resolve()
+    try:
+        return f"{path}#{digest_of(path.read_bytes())}"
+    except OSError as error:
+        raise LabError(f"the checkpoint {path} cannot be read: {error.strerror}") from error
 
 
 @app.command()
 def status(folder: Annotated[Path, typer.Argument(help="The --out of a run.")]) -> None:
     """Show how far the runs of a folder are."""
     try:
-        for plan in (plan for group in runner.shown(folder) for plan in group.plans):
+        selections = runner.remembered(folder)
+        if not selections:
+            raise LabError(f"{folder} has no runs.json: nothing was run there")
+        for plan in (plan for selection in selections for plan in runner.plans(selection, folder)):
             print(f"{plan.experiment.name} {plan.preset} {plan.study.name}: {_how_far(plan)}")
             for outcome in outcomes(plan):
                 print(f"  {outcome.arm.name}: {_how_far_is(outcome, plan)}")
@@ -193,9 +214,12 @@ def data_check(
     """Check every file of a data set against its official size and md5."""
     folder = data or default_folder()
     try:
-        found = sets.get_set(name)
-        if found.layouts:
-            files.check(name, files.find(name, found.layouts, folder), folder)
-        print(f"{name}: all of it is there, and as its authors published it")
+        layout = sets.find(name, folder)
+        files.check(name, layout, folder)
+        unknown = [file.path for file in layout.files if file.md5 is None]
+        if unknown:
+            print(f"{name}: all of it is there, of the right size; no md5 is known of {', '.join(unknown)}")
+        else:
+            print(f"{name}: all of it is there, and as its authors published it")
     except DataError as error:
         _ends(error)

@@ -5,6 +5,7 @@ A trial that has an alignment leaves s of all its steps in `alignment.pt`; a con
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any, Protocol
 
 import torch
@@ -56,12 +57,26 @@ def given_alignment(config: Damped, folder: TrialFolder) -> Tensor | None:
     path = folder.path.parent / str(config.damping_of) / FILE
     if not path.exists():
         raise LabError(f"{path} is missing: the trial whose d is to be used has left none")
-    s: Tensor = torch.load(path, weights_only=True)
+    s = read_alignment(path)
     if config.damping == "mean":
         return torch.full_like(s, float(s.double().mean()))
     if config.damping == "shuffled":
         return s[torch.randperm(len(s), generator=torch.Generator().manual_seed(config.seed))]
     return s
+
+
+def read_alignment(path: Path) -> Tensor:
+    try:
+        s: Tensor = torch.load(path, weights_only=True)
+    except Exception as error:  # torch raises whatever its reader meets
+        raise LabError(f"{path} is damaged: remove the trial's folder, and it is run again") from error
+    return s
+
+
+def check_length(given: Tensor | None, steps: int) -> None:
+    """A control needs as many as it has steps."""
+    if given is not None and len(given) != steps:
+        raise LabError(f"the trial whose d is to be used had {len(given)} steps, not {steps}")
 
 
 @torch.no_grad()
@@ -70,8 +85,7 @@ def replace_alignment(optimizer: Optimizer, given: Tensor, taken: Tensor) -> Non
     assert isinstance(optimizer, TorqueOptimizer)
     optimizer.make_state()
     # Not given[taken]: that would wait for the device, and a graph would keep the first value.
-    now = taken.clamp(max=len(given) - 1).reshape(1)
-    optimizer.segment_alignments()[0].copy_(given.index_select(0, now)[0])
+    optimizer.segment_alignments()[0].copy_(given.index_select(0, taken.reshape(1))[0])
 
 
 def keep_alignment(folder: TrialFolder, s: Tensor) -> None:

@@ -11,6 +11,7 @@ import importlib
 import pkgutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import isfinite
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -57,6 +58,21 @@ class Study:
     margin: float = 0.2  # differences within it matter to nobody
     digits: int = 2  # shown after the point
     choices: Mapping[str, str] = field(default_factory=dict)  # where not the experiment's
+
+    def __post_init__(self) -> None:
+        names = [arm.name for arm in self.arms]
+        if len(set(names)) < len(names) or self.baseline not in names:
+            raise ValueError(
+                f"study {self.name}: arms must have names of their own, the baseline's among them"
+            )
+        if set(self.seeds) & set(self.tuning_seeds) or not self.seeds:
+            raise ValueError(f"study {self.name}: it needs seeds, and others to choose an lr with")
+        for arm in self.arms:
+            if (arm.control_of is None) != bool(arm.lrs) or (len(arm.lrs) > 1 and not self.tuning_seeds):
+                raise ValueError(
+                    f"study {self.name}, arm {arm.name}: an arm has lrs, a control none; to choose between "
+                    "several takes tuning seeds"
+                )
 
     def only(self, arms: Sequence[str], seeds: int | None) -> Study:
         """The study with some of its arms, and those they need, and its first seeds."""
@@ -151,7 +167,7 @@ class Plan:
         self, experiment: Experiment, study: Study, root: Path, preset: str = "", whole: Study | None = None
     ) -> None:
         self.experiment, self.study, self.root, self.preset = experiment, study, root, preset
-        self.whole = whole or study  # with the arms and seeds that were not asked for
+        self.whole = whole or study  # with the arms that were not asked for
 
     def trial(self, arm: Arm, lr: float, seed: int, *, test: bool, **more: Any) -> Trial:
         settings = {**self.study.workload, **arm.settings, **more}
@@ -187,7 +203,9 @@ class Plan:
             low, high = more
 
     def _tuned(self) -> list[Arm]:
-        return [arm for arm in self.study.arms if arm.control_of is None and len(arm.lrs) > 1]
+        """The arms whose lr is to be chosen; grids are extended for all arms or none, asked for or not."""
+        arms = self.whole.arms if self.study.extend else self.study.arms
+        return [arm for arm in arms if arm.control_of is None and len(arm.lrs) > 1]
 
     def tuning(self, arm: Arm, lrs: Sequence[float]) -> list[Trial]:
         return [self.trial(arm, lr, seed, test=False) for lr in lrs for seed in self.study.tuning_seeds]
@@ -219,7 +237,9 @@ class Plan:
         if len(lrs) == 1:
             return lrs[0], False
         winner = self._winner(arm, lrs)
-        return None if winner is None else (lrs[winner[0]], winner[0] in (0, winner[1]))
+        if winner is None or not isfinite(self.tuned_to(arm, lrs[winner[0]]) or 0.0):
+            return None  # not all are run, or all have diverged
+        return lrs[winner[0]], winner[0] in (0, winner[1])
 
     # The comparison.
 
@@ -232,7 +252,7 @@ class Plan:
             return [self.trial(arm, chosen[0], seed, test=True) for seed in self.study.seeds]
         assert arm.control_of is not None
         sources = self.reported(self.study.arm(arm.control_of))
-        assert sources is not None  # its lr is chosen
+        assert sources is not None  # its lr is chosen, too
         return [
             self.trial(arm, chosen[0], seed, test=True, damping=arm.damping,
                        damping_of=TrialFolder(self.root, source).key)
@@ -241,14 +261,13 @@ class Plan:
 
     def to_run(self) -> list[tuple[Arm, Trial]]:
         """The trials that can be run now and have no result; empty when the study is done."""
-        wanted: list[tuple[Arm, Trial]] = []
-        for arm in self._tuned():
-            if self.chosen(arm) is None:
-                wanted += [(arm, trial) for trial in self.tuning(arm, self.grid(arm))]
-        if not wanted:  # no test image is read before every lr is chosen
-            wanted = [(arm, trial) for arm in self.study.arms for trial in self.reported(arm) or []]
+        tuning = [(arm, trial) for arm in self._tuned() for trial in self.tuning(arm, self.grid(arm))]
+        wanted = [(arm, trial) for arm, trial in tuning if self.result(trial) is None]
+        if wanted:  # no test image is read before every lr is chosen
+            return wanted
+        reported = [(arm, trial) for arm in self.study.arms for trial in self.reported(arm) or []]
         return [
-            (arm, trial) for arm, trial in wanted if self.result(trial) is None and self._has_source(trial)
+            (arm, trial) for arm, trial in reported if self.result(trial) is None and self._has_source(trial)
         ]
 
     def _has_source(self, trial: Trial) -> bool:

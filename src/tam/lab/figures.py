@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from tam.lab.charts import Series, line_chart
-from tam.lab.damping import FILE
+from tam.lab.damping import FILE, read_alignment
 from tam.lab.experiment import Plan
 from tam.lab.outcome import Outcome, outcomes
 
@@ -52,5 +52,5 @@ def _part(d: Tensor, percent: slice) -> Tensor:
 def _alignments(outcome: Outcome) -> list[Tensor]:
     """s of every step, of each seed that has it."""
     paths = [folder.path / FILE for folder in outcome.folders.values()]
-    found = [torch.load(path, weights_only=True) for path in paths if path.exists()]
+    found = [read_alignment(path) for path in paths if path.exists()]
     return [s.float() for s in found if bool(s.isfinite().all()) and len(s)]

@@ -20,9 +20,15 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Subset
 
 from tam import registry
-from tam.lab.damping import check_damping, given_alignment, keep_alignment, replace_alignment
+from tam.lab.damping import (
+    check_damping,
+    check_length,
+    given_alignment,
+    keep_alignment,
+    replace_alignment,
+)
 from tam.lab.data.imagenet import Folders, generate
-from tam.lab.images import Progress, normalise, result_of, row_of, told
+from tam.lab.images import Progress, normalise, resolved, result_of, row_of, told
 from tam.lab.models import get_model
 from tam.lab.store import LabError, TrialFolder
 from tam.optimizers.torque import TorqueOptimizer
@@ -166,13 +172,14 @@ def run(
     if settings.data == "generated":
         data_folder = generate(folder.path.parent.parent / "generated")
     training = Training(settings, ranks, data_folder, device, given_alignment(settings, folder))
+    check_length(training.given, len(training.train) // settings.batch * settings.epochs)
     found, spent, first = folder.load(device), 0.0, 0
     if found is not None:
         first, state = found
         training.load_state_dict(state)
         spent = float(state["seconds"])
     begin = saved = time.monotonic()
-    metrics: dict[str, Any] = folder.last_metrics() if first else {}
+    metrics: dict[str, Any] = {}
     for epoch in range(first, settings.epochs):
         yield from training.epoch(epoch)
         metrics = training.metrics(epoch)
@@ -186,7 +193,11 @@ def run(
             folder.save(epoch + 1, {**training.state_dict(), "seconds": spent + now - begin})
             saved = now
     keep_alignment(folder, torch.stack(training.alignments).cpu())
-    result = {**result_of(metrics, training.model), "ranks": ranks.count}
+    result = {
+        **result_of(metrics, training.model),
+        "ranks": ranks.count,
+        "settings": resolved(settings, training.optimizer),
+    }
     folder.finish(result, spent + time.monotonic() - begin, device)
 
 

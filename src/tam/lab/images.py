@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
+import io
 import math
 import pickle
 import time
@@ -24,13 +25,20 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, interpolate, pad
 
 from tam import registry
-from tam.lab.damping import check_damping, given_alignment, keep_alignment, replace_alignment
+from tam.lab.damping import (
+    check_damping,
+    check_length,
+    given_alignment,
+    keep_alignment,
+    replace_alignment,
+)
 from tam.lab.data import ImageData, files, find, load, split
 from tam.lab.models import get_model, parameters
-from tam.lab.store import LabError, TrialFolder
+from tam.lab.store import LabError, TrialFolder, digest_of
 from tam.optimizers.torque import TorqueOptimizer
 
 EAGER = 3  # steps before the graph is captured: they compile, and make the optimizer's state
+OF_THE_DEVICE = ("lr", "fused", "foreach", "capturable")  # options that are not a checkpoint's
 ALIGNMENT = 2  # the columns of what is seen of a step: loss, |g|, s
 
 
@@ -57,13 +65,13 @@ class Config:
     test: bool = False  # whether the test images are read, once, at the end
     limit: int | None = None  # train on so many images only
     resize: int | None = None  # to so many pixels a side, after the crop
-    checkpoint: str | None = (
-        None  # to begin from: a file with a state dict, whose head may be of other classes
-    )
+    checkpoint: str | None = None  # to begin from: FILE#DIGEST with a state dict, or timm:NAME
 
     def __post_init__(self) -> None:
         registry.get(self.optimizer)
         get_model(self.model)
+        if min(self.epochs, self.batch, self.held_out) < 1:
+            raise ValueError("epochs, batch and held_out must be at least 1")
         if self.schedule not in ("cosine", "constant"):
             raise ValueError(f"schedule={self.schedule!r}: must be 'cosine' or 'constant'")
         check_damping(self)
@@ -90,16 +98,19 @@ def _data(name: str, folder: Path, device: torch.device) -> tuple[ImageData, Ten
     return data, data.train[0].to(device), data.train[1].to(device)
 
 
-def begin_from(model: nn.Module, source: str, folder: Path) -> None:
+def begin_from(model: nn.Module, source: str) -> None:
     """Loads a pretrained network; what has another shape (its head) stays new."""
     if source.startswith("timm:"):
         import timm
 
         found = timm.create_model(source.removeprefix("timm:"), pretrained=True).state_dict()
     else:
-        path = folder / source
+        path, _, digest = source.rpartition("#")
         try:
-            found = torch.load(path, map_location="cpu", weights_only=True)
+            content = Path(path).read_bytes()
+            if digest_of(content) != digest:
+                raise LabError(f"the checkpoint {path} is not the one this trial began with")
+            found = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
         except (OSError, RuntimeError, pickle.UnpicklingError) as error:
             raise LabError(f"the checkpoint {path} cannot be read: {error}") from error
     own = model.state_dict()
@@ -163,7 +174,7 @@ class Training:
         torch.manual_seed(config.seed)
         self.model = get_model(config.model).make(self.data.classes).to(device)
         if config.checkpoint is not None:
-            begin_from(self.model, config.checkpoint, data_folder)
+            begin_from(self.model, config.checkpoint)
         cuda = device.type == "cuda"
         self.dtype = torch.bfloat16 if cuda else torch.float32
         if cuda:
@@ -276,9 +287,10 @@ class Training:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.model.load_state_dict(state["model"])
+        own = [{k: group[k] for k in OF_THE_DEVICE if k in group} for group in self.optimizer.param_groups]
         self.optimizer.load_state_dict(state["optimizer"])
-        for group in self.optimizer.param_groups:  # torch has put a copy there
-            group["lr"] = self.lr
+        for group, flags in zip(self.optimizer.param_groups, own, strict=True):
+            group |= flags  # torch has put the checkpoint's there
         self.taken.copy_(state["taken"])
 
 
@@ -295,6 +307,7 @@ def run(
     """
     settings = Config(**config)
     training = Training(settings, data_folder, device, given_alignment(settings, folder))
+    check_length(training.given, training.steps * settings.epochs)
     steps: list[Tensor] = []  # what was seen of every step, by epoch
     first, spent = 0, 0.0
     found = folder.load(device)
@@ -303,7 +316,7 @@ def run(
         training.load_state_dict(state["training"])
         steps, spent = [state["steps"].cpu()], float(state["seconds"])
     begin = saved = time.monotonic()
-    metrics: dict[str, Any] = folder.last_metrics() if first else {}
+    metrics: dict[str, Any] = {}
     for epoch in range(first, settings.epochs):
         training.lr.fill_(settings.learning_rate(epoch))
         training.draws.epoch(epoch)
@@ -336,7 +349,7 @@ def run(
             folder.save(epoch + 1, state)
             saved = now
     keep_alignment(folder, torch.cat(steps)[:, ALIGNMENT])
-    result = result_of(metrics, training.model)
+    result = result_of(metrics, training.model) | {"settings": resolved(settings, training.optimizer)}
     if settings.test:
         result["test"] = float(training.accuracy(*training.data.test))
     folder.finish(result, spent + time.monotonic() - begin, device)
@@ -369,10 +382,6 @@ def check(trial: dict[str, Any], data_folder: Path) -> None:
     """Raises where what a trial needs is not there."""
     config = Config(**trial)
     files.check(config.data, find(config.data, data_folder), data_folder)
-    if config.checkpoint and not config.checkpoint.startswith("timm:"):
-        path = data_folder / config.checkpoint
-        if not path.is_file():
-            raise LabError(f"the checkpoint {path} is missing")
     if config.model == "vit" and importlib.util.find_spec("timm") is None:
         raise LabError("the network vit needs the package timm")
 
@@ -385,7 +394,17 @@ def config_of(**options: Any) -> dict[str, Any]:
 def told(config: Any) -> dict[str, Any]:
     """A config as JSON has it: one form of what is the same, without what is the default."""
     given, defaults = asdict(config), {f.name: f.default for f in fields(config)}
-    given |= {"lr": float(given["lr"]), "optimizer": given["optimizer"].lower()}
-    usual = inspect.signature(registry.get(given["optimizer"]).cls).parameters
-    given["options"] = {k: v for k, v in given["options"].items() if k not in usual or usual[k].default != v}
+    record = registry.get(given["optimizer"])
+    given |= {"lr": float(given["lr"]), "optimizer": record.name}
+    usual = {k: p.default for k, p in inspect.signature(record.cls).parameters.items()} | dict(record.options)
+    options = {k: list(v) if isinstance(v, tuple) else v for k, v in given["options"].items()}
+    usual = {k: list(v) if isinstance(v, tuple) else v for k, v in usual.items()}
+    given["options"] = {k: v for k, v in options.items() if k not in usual or usual[k] != v}
     return {k: v for k, v in given.items() if v != defaults[k] and v != {}}
+
+
+def resolved(config: Any, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """All that a trial was run with, defaults too."""
+    group = optimizer.param_groups[0]
+    options = {k: v for k, v in group.items() if k not in ("params", "lr") and not isinstance(v, Tensor)}
+    return {**asdict(config), "options": options}

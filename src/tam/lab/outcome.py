@@ -18,6 +18,7 @@ class Outcome:
     edge: bool  # the lr is at an edge of its grid
     folders: dict[int, TrialFolder]
     wanted: int
+    key: str  # of the figure that is compared
 
     def values(self, key: str) -> dict[int, float]:
         """A figure of the results, by seed; one that is not finite cannot be averaged."""
@@ -27,6 +28,11 @@ class Outcome:
     @property
     def diverged(self) -> int:
         return sum(bool((folder.result or {}).get("diverged")) for folder in self.folders.values())
+
+    @property
+    def lost(self) -> int:
+        """Diverged, and without a figure to count with."""
+        return len(self.folders) - len(self.values(self.key))
 
     @property
     def keys(self) -> set[str]:
@@ -41,5 +47,5 @@ def outcomes(plan: Plan) -> list[Outcome]:
         folders = {trial["seed"]: TrialFolder(plan.root, trial) for trial in trials}
         done = {seed: folder for seed, folder in folders.items() if folder.result is not None}
         lr, edge = chosen if chosen is not None else (None, False)
-        found.append(Outcome(arm, lr, edge, done, len(plan.whole.seeds)))
+        found.append(Outcome(arm, lr, edge, done, len(plan.study.seeds), plan.study.outcome))
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from statistics import mean
 from types import TracebackType
 
 from rich.console import Console
@@ -16,8 +17,8 @@ from tam.lab.store import key_of
 class Show:
     """Hears of events. A context."""
 
-    def __init__(self) -> None:
-        self.console = Console(stderr=True)
+    def __init__(self, quiet: bool = False) -> None:
+        self.console = Console(stderr=True, quiet=quiet)
         terminal = self.console.is_terminal
         self.live = Live(console=self.console, refresh_per_second=2, transient=True) if terminal else None
         self.at_work: dict[str, Event] = {}
@@ -64,7 +65,7 @@ class Show:
             self.best = max(self.best or best, best)
             if event.detail["epoch"] % max(1, event.detail["epochs"] // 10) == 0:
                 epoch = f"epoch {event.detail['epoch']} of {event.detail['epochs']}"
-                self._line(f"{name}: {epoch}, {_figures(event)}{self._time_left()}")
+                self._line(f"{name}: {epoch}, {_figures(event)}{self._best()}{self._time_left()}")
         elif event.kind in ("busy", "failed"):
             self._line(f"{name}: {event.kind}: {event.detail['message']}")
         else:
@@ -76,22 +77,25 @@ class Show:
             self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def _table(self) -> Table:
-        title = f"{self.done} trials done, {self.left} left of this round"
-        if self.best is not None and self.best[0]:
-            title += f", best so far {self.best[0]:.2f} ({self.best[1]})"
-        table = Table("trial", "epoch", "", title=title + self._time_left())
+        title = f"{self.done} trials done, {self.left} left of this round{self._best()}{self._time_left()}"
+        table = Table("trial", "epoch", "", title=title)
         for event in self.at_work.values():
             epoch = f"{event.detail.get('epoch', 0)} of {event.job.config['epochs']}"
             table.add_row(event.job.label, epoch, _figures(event))
         return table
 
+    def _best(self) -> str:
+        if self.best is None or not self.best[0]:
+            return ""
+        return f"; best validation so far {self.best[0]:.2f} ({self.best[1]})"
+
     def _time_left(self) -> str:
         """Of this round, from the time the epochs after the first have taken."""
         if self.epochs < 2 or not self.at_work:
             return ""
-        total = next(iter(self.at_work.values())).job.config["epochs"]
-        running = sum(total - event.detail.get("epoch", 0) for event in self.at_work.values())
-        waiting = max(0, self.left - len(self.at_work)) * total
+        totals = [event.job.config["epochs"] for event in self.at_work.values()]
+        running = sum(totals) - sum(event.detail.get("epoch", 0) for event in self.at_work.values())
+        waiting = max(0, self.left - len(self.at_work)) * mean(totals)  # as if they were like these
         seconds = (time.monotonic() - self.first) / (self.epochs - 1) * (running + waiting)
         told = f"{seconds / 60:.0f} min" if seconds > 90 else f"{seconds:.0f} s"
         return f", about {told} left of this round"

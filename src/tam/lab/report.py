@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from html import escape
 from pathlib import Path
 from statistics import mean
@@ -34,7 +35,9 @@ def compare(group: Group) -> Differences:
             family[study.name, name, other] = Pairs([])
             if name in arms and other in arms:
                 values, others = (arms[one].values(study.outcome) for one in (name, other))
-                family[study.name, name, other] = stats.paired(values, others, study.margin, study.higher)
+                pairs = stats.paired(values, others, study.margin, study.higher)
+                lost = arms[name].lost + arms[other].lost
+                family[study.name, name, other] = replace(pairs, lost=lost)
     return stats.compare(family)
 
 
@@ -94,6 +97,8 @@ def _difference(found: Difference, digits: int, wanted: int) -> list[str]:
 
 
 def _without_spread(found: Difference) -> str:
+    if found.lost:
+        return f"{found.lost} diverged: no verdict"
     return "one seed: no verdict" if found.n == 1 else f"equal in all {found.n} seeds: no verdict"
 
 
@@ -132,7 +137,7 @@ CONTROLS = {None, "shuffled", "mean"}  # an arm must be better than all three ki
 
 def against_controls(plan: Plan, differences: Differences) -> list[str]:
     """An arm with controls against each of them: a line each, and whether it helps."""
-    study, lines = plan.whole, []
+    study, lines = plan.study, []
     for source in dict.fromkeys(arm.control_of for arm in study.arms if arm.control_of):
         controls = [arm for arm in study.arms if arm.control_of == source]
         found = [differences.get((study.name, source, control.name)) for control in controls]
@@ -233,8 +238,8 @@ def curves(plan: Plan, key: str) -> Iterator[charts.Series]:
         runs = [run for run in runs if run and key in run[0]]
         if not runs:
             continue
-        epochs = [row["epoch"] for row in min(runs, key=len)]
-        columns = [[run[i][key] for run in runs] for i in range(len(epochs))]
+        epochs = [row["epoch"] for row in max(runs, key=len)]  # one that diverged has fewer
+        columns = [[run[i][key] for run in runs if i < len(run)] for i in range(len(epochs))]
         yield charts.Series(
             outcome.arm.name, epochs, [*map(mean, columns)], [*map(min, columns)], [*map(max, columns)], style
         )
@@ -245,13 +250,13 @@ def curves(plan: Plan, key: str) -> Iterator[charts.Series]:
 
 NOTES = (
     "Outcomes are of the last epoch unless the study says otherwise, mean ± standard deviation over the "
-    "seeds; a run whose loss is no longer finite ends there, and counts with what it then has. Test data "
-    "is read once, at the end. Differences are taken seed by seed: for one seed all arms share the split, "
-    "the initial weights and the batches. The 95% interval is that of one comparison (Student's t). "
-    "Better or worse: p is at most 0.05 after Holm's correction for all comparisons the preset plans, "
-    "{count} here, run or not; an interval may thus exclude 0 where nothing is decided. Equivalent, "
-    "whatever p: the interval lies within the margin (0.2 points for accuracies). Undecided: none of "
-    "these."
+    "seeds; a run whose loss is no longer finite ends there, and counts with what it then has; where that "
+    "is no figure, nothing is decided. Test data is read once, at the end. Differences are taken seed by "
+    "seed: for one seed all arms share the split, the initial weights and the batches. The 95% interval "
+    "is that of one comparison (Student's t). Better or worse: p is at most 0.05 after Holm's correction "
+    "for all comparisons the preset plans, {count} here, run or not; an interval may thus exclude 0 where "
+    "nothing is decided. Equivalent, whatever p: the interval lies within the margin (0.2 points for "
+    "accuracies). Undecided: none of these."
 )
 CURVES = "Curves: mean over the seeds, band from least to greatest."
 ELSEWHERE = "Curves are in the report as HTML."

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
+import importlib.util
 import json
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -31,6 +34,7 @@ class Selection:
     arms: tuple[str, ...] = ()
     seeds: int | None = None  # so many of the reported seeds
     controls: bool = False  # TAM's controls also where a study has none
+    checkpoint: str | None = None  # where training begins, in studies that begin from one
 
 
 def get_experiment(name: str) -> Experiment:
@@ -54,6 +58,11 @@ def plans(selection: Selection, root: Path) -> list[Plan]:
     chosen = [study for study in studies if not selection.studies or study.name in selection.studies]
     if selection.controls:
         chosen = [variants.with_controls(study) for study in chosen]
+    if selection.checkpoint is not None:
+        if not all("checkpoint" in study.workload for study in chosen):
+            raise LabError(f"--checkpoint: studies of the preset {selection.preset} do not begin from one")
+        workload = {"checkpoint": selection.checkpoint}
+        chosen = [replace(study, workload={**study.workload, **workload}) for study in chosen]
     return [
         Plan(experiment, study.only(selection.arms, selection.seeds), root, selection.preset, study)
         for study in chosen
@@ -89,10 +98,10 @@ def run(
     """
     wanted = plans(selection, place.root)
     _check(selection, wanted, place, engine)
-    remember(selection, place.root)
     if place.device == "cpu" and get_experiment(selection.experiment).gpu and selection.preset != "smoke":
         tell(f"the preset {selection.preset} is meant for a GPU: on a CPU it takes very long; smoke does not")
     with make_engine(engine, place, workers, tell, address) as running:
+        remember(selection, place.root)
         before: list[Job] = []
         waits = False
         while jobs := _jobs(selection.experiment, wanted):
@@ -100,7 +109,7 @@ def run(
             if not free:
                 if not waits:
                     tell(f"another run works on the {len(jobs)} trials that are left: waiting for them")
-                waits = True
+                waits, before = True, []
                 time.sleep(POLL)
                 continue
             if free == before:
@@ -122,13 +131,15 @@ def _check(selection: Selection, wanted: Sequence[Plan], place: Place, engine: s
     if torchrun.started() and (engine != "local" or not experiment.ranks):
         what = "--engine ray" if engine != "local" else f"each trial of {experiment.name} has one process"
         raise LabError(f"{what}: start it without torchrun")
+    if engine == "ray" and importlib.util.find_spec("ray") is None:
+        raise LabError("--engine ray needs the package ray: pip install 'torque-aware-momentum[ray]'")
     try:
         device = torch.device(place.device)
     except RuntimeError:
         device = torch.device("meta")
-    there = torch.cuda.device_count()
+    there = torch.cuda.device_count() if engine != "ray" else sys.maxsize  # Ray's machines may have them
     if device.type not in ("cpu", "cuda") or (device.type == "cuda" and (device.index or 0) >= there):
-        raise LabError(f"--device {place.device}: must be auto, cpu or one of the {there} cuda devices here")
+        raise LabError(f"--device {place.device}: must be auto, cpu or cuda; there are {there} GPUs here")
     for plan in wanted:
         for _, trial in plan.to_run()[:1]:
             experiment.check(trial, place.data)
@@ -149,14 +160,17 @@ def _jobs(experiment: str, wanted: Sequence[Plan]) -> list[Job]:
 
 def remember(selection: Selection, root: Path) -> None:
     """Notes what was run, so that status and report need only the folder."""
-    known = remembered(root)
-    if selection not in known:
-        known.append(selection)
     try:
         root.mkdir(parents=True, exist_ok=True)
+        lock = (root / ".lock").open("a")
     except OSError as error:
         raise explained(error, root) from error
-    write_whole(root / "runs.json", json.dumps([vars(one) for one in known], indent=1).encode() + b"\n")
+    with lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # another run may note itself, too
+        known = remembered(root)
+        if selection not in known:
+            known.append(selection)
+        write_whole(root / "runs.json", json.dumps([vars(one) for one in known], indent=1).encode() + b"\n")
 
 
 def remembered(root: Path) -> list[Selection]:
@@ -174,25 +188,21 @@ def remembered(root: Path) -> list[Selection]:
 
 @dataclass(frozen=True)
 class Group:
-    """What was run of a preset: its studies, each once, and all that are planned, run or not."""
+    """A preset of which something was run: those studies, and all that it plans."""
 
     plans: list[Plan]
     planned: tuple[Study, ...]
 
 
 def shown(root: Path) -> list[Group]:
-    """Everything that was run in a folder, by experiment and preset."""
+    """Everything that was run in a folder, by experiment and preset; of a study that was run in part, all."""
     selections = remembered(root)
     if not selections:
         raise LabError(f"{root} has no runs.json: nothing was run there")
     groups: dict[tuple[str, str], dict[str, Plan]] = {}
-    for selection in selections:
+    for selection in sorted(selections, key=lambda one: one.controls):  # those with more arms last
         found = groups.setdefault((selection.experiment, selection.preset), {})
-        for plan in plans(selection, root):
-            known = found.get(plan.study.name)
-            if known is not None:
-                plan.whole = max(plan.whole, known.whole, key=lambda study: len(study.arms))
-                plan.study = _both(plan.study, known.study, plan.whole)
+        for plan in plans(replace(selection, arms=(), seeds=None), root):
             found[plan.study.name] = plan
     return [
         Group(list(found.values()), _planned(name, preset, found)) for (name, preset), found in groups.items()
@@ -201,11 +211,4 @@ def shown(root: Path) -> list[Group]:
 
 def _planned(name: str, preset: str, found: Mapping[str, Plan]) -> tuple[Study, ...]:
     studies = get_experiment(name).presets[preset]
-    return tuple(found[study.name].whole if study.name in found else study for study in studies)
-
-
-def _both(one: Study, other: Study, whole: Study) -> Study:
-    """A study of which twice a part was run."""
-    names = {arm.name for arm in (*one.arms, *other.arms)}
-    arms = tuple(arm for arm in whole.arms if arm.name in names)
-    return replace(one, arms=arms, seeds=max(one.seeds, other.seeds, key=len))
+    return tuple(found[study.name].study if study.name in found else study for study in studies)

@@ -34,6 +34,7 @@ class Pairs:
     differences: Sequence[float]
     margin: float = 0.2  # differences within it matter to nobody
     higher: bool = True  # is better
+    lost: int = 0  # seeds of either arm without a figure: what is left must not decide
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,8 @@ class Difference:
     low: float  # of the interval; nan where the spread cannot be known
     high: float
     p: float  # Holm's
-    verdict: str  # better, worse, equivalent or undecided; "" where the spread cannot be known
+    verdict: str  # better, worse, equivalent or undecided; "" where there can be none
+    lost: int = 0
 
 
 def summarise(values: Sequence[float]) -> Summary:
@@ -68,12 +70,14 @@ def compare(family: Mapping[Name, Pairs]) -> dict[Name, Difference]:
 def _judged(pairs: Pairs, p: float) -> Difference:
     low, high = interval(pairs.differences)
     middle = mean(pairs.differences)
-    verdict = "" if math.isnan(low) else "undecided"
-    if low >= -pairs.margin and high <= pairs.margin:
+    verdict = "" if math.isnan(low) or pairs.lost else "undecided"
+    if not verdict:
+        pass
+    elif low >= -pairs.margin and high <= pairs.margin:
         verdict = "equivalent"
     elif p <= LEVEL:
         verdict = "better" if (middle > 0) == pairs.higher else "worse"
-    return Difference(len(pairs.differences), middle, low, high, p, verdict)
+    return Difference(len(pairs.differences), middle, low, high, p, verdict, pairs.lost)
 
 
 def interval(differences: Sequence[float], level: float = LEVEL) -> tuple[float, float]:

@@ -19,7 +19,7 @@ import os
 import time
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import IO, Any
@@ -71,10 +71,13 @@ def read_result(trial: Path) -> dict[str, Any] | None:
     """Of the trial in this folder, if it is finished."""
     path = trial / "result.json"
     try:
-        return dict(json.loads(path.read_text(encoding="utf-8")))
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if not {"diverged", "timing", "machine"} <= found.keys():
+            raise ValueError(f"{path} is of something else")
+        return dict(found)
     except FileNotFoundError:
         return None
-    except ValueError as error:
+    except (ValueError, AttributeError) as error:
         raise LabError(f"{path} is damaged: remove it, and the trial is run again") from error
 
 
@@ -85,6 +88,8 @@ class TrialFolder:
         self.config, self.key = dict(config), key_of(config)
         self.path = root / "trials" / self.key
         self.writes = True  # not so on ranks that take part in a trial another one writes of
+        self.together = 1  # so many trials shared the device
+        self.rows: list[dict[str, Any]] = []  # the metrics, while it is at work
 
     # ------------------------------------------------------------------ result
 
@@ -98,7 +103,8 @@ class TrialFolder:
         if not self.writes:
             return
         today = datetime.now(timezone.utc).date().isoformat()
-        known = {**result, "timing": {"seconds": seconds, "date": today}, "machine": machine(device)}
+        timing = {"seconds": seconds, "together": self.together, "date": today}
+        known = {**result, "timing": timing, "machine": machine(device)}
         write_whole(self.path / "result.json", _json(known))
         for path in self._checkpoints():
             path.unlink(missing_ok=True)
@@ -106,8 +112,11 @@ class TrialFolder:
     # ------------------------------------------------------------------ at work
 
     @contextmanager
-    def at_work(self, patience: float = 0.0) -> Iterator[None]:
-        """Inside, the trial is this process's alone; another one is given some seconds to end."""
+    def at_work(self, patience: float = 0.5) -> Iterator[None]:
+        """Inside, the trial is this process's alone; another one is given some seconds to end.
+
+        It may have finished the trial: look at `result` inside.
+        """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             lock = (self.path / "lock").open("a")
@@ -119,12 +128,11 @@ class TrialFolder:
                 if time.monotonic() >= latest:
                     raise BusyError(f"another process works on {self.path}")
                 time.sleep(0.1)
-            try:
-                lock.truncate(0)
-                lock.write(f"{os.getpid()}\n")
-                lock.flush()
-            except OSError as error:
-                raise explained(error, self.path / "lock") from error
+            with suppress(OSError):  # for whoever looks who it is; on a full disk nobody does
+                os.truncate(lock.fileno(), 0)
+                os.write(lock.fileno(), f"{os.getpid()}\n".encode())
+            for part in self.path.glob(".*.part"):  # of a process that was killed
+                part.unlink(missing_ok=True)
             write_whole(self.path / "config.json", _json(self.config))
             yield
 
@@ -140,6 +148,7 @@ class TrialFolder:
         """Appends a line to the metrics."""
         if not self.writes:
             return
+        self.rows.append(dict(row))
         try:
             with (self.path / "metrics.jsonl").open("ab") as file:
                 file.write(_line(row))
@@ -152,13 +161,12 @@ class TrialFolder:
             lines = (self.path / "metrics.jsonl").read_bytes().split(b"\n")
         except FileNotFoundError:
             return []
-        return [json.loads(line) for line in lines[:-1]]
-
-    def last_metrics(self) -> dict[str, Any]:
-        rows = self.metrics()
-        if not rows:
-            raise LabError(f"{self.path} has a checkpoint, but no metrics: remove the folder to begin anew")
-        return rows[-1]
+        try:
+            return [json.loads(line) for line in lines[:-1]]
+        except ValueError as error:
+            raise LabError(
+                f"{self.path}/metrics.jsonl is damaged: remove the folder, and it is run again"
+            ) from error
 
     def write(self, name: str, value: Any) -> None:
         """A file beside the others."""
@@ -171,33 +179,31 @@ class TrialFolder:
         """A checkpoint, from which `load` goes on after the given epoch."""
         if not self.writes:
             return
-        # What the checkpoint goes on from must not be lost when it is kept.
-        write_whole(self.path / "metrics.jsonl", b"".join(map(_line, self.metrics())))
         buffer = io.BytesIO()
-        torch.save(dict(state), buffer)
+        torch.save({"state": dict(state), "rows": json.dumps(self.rows)}, buffer)
         content = buffer.getvalue()
-        write_whole(self.path / f"checkpoint-{epoch:06d}-{_digest(content)}.pt", content)
+        write_whole(self.path / f"checkpoint-{epoch:06d}-{digest_of(content)}.pt", content)
         for path in self._checkpoints()[KEPT:]:
             path.unlink(missing_ok=True)
 
     def load(self, device: torch.device) -> tuple[int, dict[str, Any]] | None:
-        """The epoch and state of the last checkpoint that is whole; metrics of later epochs are removed."""
-        found = None
+        """The epoch and state of the last checkpoint that is whole; the metrics are then those till there."""
+        found, self.rows = None, []
         for path in self._checkpoints():
             _, epoch, digest = path.stem.split("-")
-            content = path.read_bytes()
-            if _digest(content) == digest:
-                state = torch.load(io.BytesIO(content), map_location=device, weights_only=True)
-                found = int(epoch), state
+            try:
+                content = path.read_bytes()
+            except OSError:
+                content = b""
+            if digest_of(content) == digest:
+                kept = torch.load(io.BytesIO(content), map_location=device, weights_only=True)
+                found, self.rows = (int(epoch), kept["state"]), json.loads(kept["rows"])
                 break
             warnings.warn(f"{path} is damaged: going on from the checkpoint before it", stacklevel=2)
             if self.writes:
                 path.unlink()  # it would take the place of a good one
-        if not self.writes:
-            return found
-        last = found[0] if found else 0
-        kept = [row for row in self.metrics() if row["epoch"] <= last]
-        write_whole(self.path / "metrics.jsonl", b"".join(map(_line, kept)))
+        if self.writes:
+            write_whole(self.path / "metrics.jsonl", b"".join(map(_line, self.rows)))
         return found
 
     def _checkpoints(self) -> list[Path]:
@@ -222,5 +228,5 @@ def _line(row: Mapping[str, Any]) -> bytes:
     return json.dumps(row).encode() + b"\n"
 
 
-def _digest(content: bytes) -> str:
+def digest_of(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:16]

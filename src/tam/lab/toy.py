@@ -18,7 +18,13 @@ import torch
 from torch import Tensor
 
 from tam import registry
-from tam.lab.damping import check_damping, given_alignment, keep_alignment, replace_alignment
+from tam.lab.damping import (
+    check_damping,
+    check_length,
+    given_alignment,
+    keep_alignment,
+    replace_alignment,
+)
 from tam.lab.images import Progress, told
 from tam.lab.store import TrialFolder
 from tam.optimizers.torque import TorqueOptimizer
@@ -99,7 +105,9 @@ def run(
     begin, settings, losses = time.monotonic(), Config(**config), []
     folder.load(device)  # no checkpoint, but the metrics of a try before this one
     alignments = []
-    for i, (x, gradient, loss, optimizer) in enumerate(walk(settings, given_alignment(settings, folder))):
+    given = given_alignment(settings, folder)
+    check_length(given, settings.epochs)
+    for i, (x, gradient, loss, optimizer) in enumerate(walk(settings, given)):
         losses.append(loss)
         row = {
             "epoch": i + 1,

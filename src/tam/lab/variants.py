@@ -98,8 +98,8 @@ def _range(arm: Arm) -> tuple[float, ...]:
 
 
 def shorter(study: Study, epochs: int) -> Study:
-    """Fewer epochs, no search."""
-    return _with(study, {"epochs": epochs}, seeds=(0, 1, 2))
+    """Fewer epochs, no search, and not to be held beside the paper's figures."""
+    return replace(_with(study, {"epochs": epochs}, seeds=(0, 1, 2)), paper={})
 
 
 def tiny(study: Study) -> Study:

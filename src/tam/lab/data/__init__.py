@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from tam.lab.data import cifar, files, svhn
+from tam.lab.data import cifar, files, imagenet, svhn
 from tam.lab.data.files import DataError, Layout, default_folder
 
 __all__ = ["SETS", "DataError", "ImageData", "default_folder", "find", "load", "split"]
@@ -68,6 +68,8 @@ SETS: Mapping[str, Set] = {
 
 
 def get_set(name: str) -> Set:
+    if name == "imagenet":
+        raise DataError(imagenet.HOW)
     if name not in SETS:
         raise DataError(f"data set {name!r}: must be one of {', '.join(SETS)}")
     return SETS[name]

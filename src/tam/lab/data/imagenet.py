@@ -17,6 +17,11 @@ from torch.utils.data import Dataset
 
 from tam.lab.data.files import DataError
 
+HOW = (
+    "ImageNet cannot be downloaded without an agreement with its owners, and has no official checksums of "
+    "images: put imagenet/train and imagenet/val into the data folder, each with a folder of images for "
+    "every class"
+)
 SUFFIXES = (".jpeg", ".jpg", ".png")
 
 
@@ -28,10 +33,7 @@ class Folders(Dataset[tuple[Tensor, int]]):
         self.epoch = 0
         here = folder / "imagenet" / split
         if not here.is_dir():
-            raise DataError(
-                f"imagenet: {here.resolve()} is missing. It cannot be downloaded without an agreement with "
-                "its owners: put folders train and val there, each with a folder of images for every class"
-            )
+            raise DataError(f"imagenet: {here.resolve()} is missing. {HOW}")
         self.classes = sorted(path.name for path in here.iterdir() if path.is_dir())
         self.files = [
             (path, label)
@@ -61,7 +63,8 @@ class Folders(Dataset[tuple[Tensor, int]]):
             box = middle(*image.size)
             flipped = False
         else:
-            generator = torch.Generator().manual_seed(hash((self.seed, self.epoch, i)) % 2**63)
+            mixed = (self.seed * 100003 + self.epoch) * 20_000_003 + i  # there are fewer images than that
+            generator = torch.Generator().manual_seed(mixed % 2**63)
             box = crop(image.size[0], image.size[1], generator)
             flipped = bool(torch.rand(1, generator=generator) < 0.5)
         image = image.resize((self.size, self.size), bilinear, box=box)

@@ -9,9 +9,12 @@ import signal
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from pickle import UnpicklingError
 from typing import Any
+
+import torch
 
 from tam.lab.engines.work import ATTEMPTS, Event, Job, Place, work
 from tam.lab.store import LabError, key_of
@@ -65,7 +68,10 @@ class Local:
     def _start(self, number: int) -> None:
         self.pipes[number], theirs = self.context.Pipe()
         self.at_work[number] = {}
-        self.processes[number] = self.context.Process(target=_main, args=(self.place, theirs), daemon=True)
+        place = self.place
+        if place.device == "cuda":  # one GPU after the other
+            place = replace(place, device=f"cuda:{number % max(1, torch.cuda.device_count())}")
+        self.processes[number] = self.context.Process(target=_main, args=(place, theirs), daemon=True)
         self.processes[number].start()
         theirs.close()  # so that ours ends with the process
 

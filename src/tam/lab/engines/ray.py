@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from tam.lab.engines.work import ATTEMPTS, Event, Job, Place, work
@@ -28,8 +29,12 @@ class Ray:
         import ray
 
         self.ray = ray
-        local: dict[str, Any] = {} if self.address else {"num_cpus": self.workers, "include_dashboard": False}
-        ray.init(address=self.address, log_to_driver=False, logging_level="warning", **local)
+        slots = self.workers * self.place.together
+        local: dict[str, Any] = {} if self.address else {"num_cpus": slots, "include_dashboard": False}
+        try:
+            ray.init(address=self.address, log_to_driver=False, logging_level="warning", **local)
+        except Exception as error:  # of many kinds, by what is wrong
+            raise LabError(f"Ray cannot be reached or started: {error}") from error
         gpus = 1 / self.place.together if self.place.device.startswith("cuda") else 0
         self.task = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=ATTEMPTS - 1)(_run_one)
         return self
@@ -79,7 +84,9 @@ class Ray:
 
 
 def _run_one(place: Place, job: Job) -> Event:
-    """In a process of Ray's: the trial's last event."""
+    """In a process of Ray's, which sees the GPU it may use: the trial's last event."""
+    if place.device.startswith("cuda"):
+        place = replace(place, device="cuda")
     waiting: list[Job | None] = [job, None]
     events: list[Event] = []
     for _ in range(ATTEMPTS):

@@ -54,10 +54,10 @@ class Torchrun:
                 dist.barrier()
                 self._tell(Event("start", job))
                 trial = experiments()[job.experiment].run
+                arguments = (job.config, folder, self.place.data, self.device, self.place.save_every)
                 try:
-                    for progress in trial(
-                        job.config, folder, self.place.data, self.device, self.place.save_every
-                    ):
+                    # Another job may have finished it while this one waited.
+                    for progress in trial(*arguments) if folder.result is None else ():
                         if progress is not None:
                             detail = {"epoch": progress.epoch, "epochs": progress.epochs, **progress.metrics}
                             self._tell(Event("epoch", job, detail))

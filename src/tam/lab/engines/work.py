@@ -62,9 +62,12 @@ class Lane:
         self.job, self.held = job, ExitStack()
         self.stream: Any = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
         folder = job.folder(place.root)
+        folder.together = place.together
         self.held.enter_context(folder.at_work())
-        run = experiments()[job.experiment].run
-        self.steps: Iterator[Any] = run(job.config, folder, place.data, device, place.save_every)
+        self.steps: Iterator[Any] = iter(())  # another process may have finished it
+        if folder.result is None:
+            run = experiments()[job.experiment].run
+            self.steps = run(job.config, folder, place.data, device, place.save_every)
 
     def advance(self) -> Any:
         here: AbstractContextManager[Any] = nullcontext()
@@ -118,9 +121,6 @@ def work(place: Place, take: Callable[[bool], Job | None], tell: Callable[[Event
 def _begin(
     job: Job, place: Place, device: torch.device, lanes: list[Lane], tell: Callable[[Event], None]
 ) -> None:
-    if job.folder(place.root).result is not None:
-        tell(Event("done", job))
-        return
     try:
         lanes.append(Lane(job, place, device))
         tell(Event("start", job))

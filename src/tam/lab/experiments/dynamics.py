@@ -41,7 +41,12 @@ EXPERIMENT = Experiment(
     images.run,
     images.config_of,
     {**variants.presets(STUDIES), "smoke": (variants.tiny(STUDIES[0]), variants.tiny(STUDIES[3]))},
-    {**CHOICES, "schedule": "cosine for the evolution of s, as in `images`; fixed for the gradient norms."},
+    {
+        **CHOICES,
+        "schedule": "cosine for the evolution of s, as in `images`; fixed for the gradient norms.",
+        "sw": "25 epochs; the paper says steps, but draws epochs.",
+        "augmentation": f"{CHOICES['augmentation']} Flips on SVHN, too, where digits are mirrored.",
+    },
     variants.CURVES,
     figures.distribution,
     images.check,

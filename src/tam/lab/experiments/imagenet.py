@@ -17,7 +17,8 @@ CHOICES = {
     "not say.",
     "batch norm": "over each rank's share of the batch, as is usual: results depend a little on the number "
     "of ranks, which each result names.",
-    "outcome": "the last epoch's accuracy on the 50,000 validation images, as the paper has it; no test.",
+    "outcome": "the last epoch's accuracy on the 50,000 validation images, as the paper has it; no test. The "
+    "lr is chosen with other seeds, but by the same images.",
     "precision": "bfloat16 autocast on GPUs, float32 on CPUs; parameters and state are float32.",
 }
 PAPER = {"SGD": (75.4, 0.1), "SGDM": (77.0, 0.1), "TAM": (77.1, 0.1), "Adam": (74.4, 0.5),
@@ -26,7 +27,7 @@ PAPER = {"SGD": (75.4, 0.1), "SGDM": (77.0, 0.1), "TAM": (77.1, 0.1), "Adam": (7
 STUDY = Study(
     "imagenet-resnet50",
     "ResNet50 on ImageNet",
-    {"epochs": 90, "batch": 256},
+    {"data": "imagenet", "model": "resnet50", "epochs": 90, "batch": 256},
     arms(1e-4, {name: OPTIMIZERS[name].lr_grid for name in NAMES}),
     baseline="SGDM",
     seeds=(0, 1, 2),
