@@ -114,6 +114,14 @@ class Curve:
 
 
 @dataclass(frozen=True)
+class Together:
+    """Trials that run as one program: all of one kind."""
+
+    run: Callable[..., Iterator[Any]]  # given configs, folders, data folder and device
+    kind: Callable[[Trial], str]
+
+
+@dataclass(frozen=True)
 class Experiment:
     """A section of the paper."""
 
@@ -128,6 +136,7 @@ class Experiment:
     check: Callable[[Trial, Path], None] = lambda trial, data: None  # raises where data is missing
     ranks: bool = False  # a trial can run on all ranks of a torchrun job
     gpu: bool = True  # presets but smoke are meant for one
+    together: Together | None = None  # instead of `run`
 
 
 def experiments() -> dict[str, Experiment]:

@@ -65,7 +65,7 @@ class Show:
             self.best = max(self.best or best, best)
             if event.detail["epoch"] % max(1, event.detail["epochs"] // 10) == 0:
                 epoch = f"epoch {event.detail['epoch']} of {event.detail['epochs']}"
-                self._line(f"{name}: {epoch}, {_figures(event)}{self._best()}{self._time_left()}")
+                self._line(f"{name}: {epoch}: {_figures(event)}{self._best()}{self._time_left()}")
         elif event.kind in ("busy", "failed"):
             self._line(f"{name}: {event.kind}: {event.detail['message']}")
         else:
@@ -102,5 +102,5 @@ class Show:
 
 
 def _figures(event: Event) -> str:
-    shown = {"loss": ".3f", "validation": ".2f", "alignment": "+.3f"}
+    shown = {"loss": ".3f", "validation": ".2f", "online": ".2f", "alignment": "+.3f"}
     return ", ".join(f"{k} {event.detail[k]:{f}}" for k, f in shown.items() if k in event.detail)

@@ -18,7 +18,7 @@ from tam.lab import variants
 from tam.lab.engines import torchrun
 from tam.lab.engines.local import Local
 from tam.lab.engines.work import Event, Job, Place
-from tam.lab.experiment import Experiment, Plan, Study, experiments
+from tam.lab.experiment import Experiment, Plan, Study, Together, experiments
 from tam.lab.store import LabError, explained, key_of, write_whole
 
 POLL = 2.0  # seconds between looks at trials another run works on
@@ -105,7 +105,7 @@ def run(
         before: list[Job] = []
         waits = False
         while jobs := _jobs(selection.experiment, wanted):
-            free = jobs if torchrun.started() else [job for job in jobs if not job.folder(place.root).busy()]
+            free = jobs if torchrun.started() else [job for job in jobs if not _busy(job, place)]
             if not free:
                 if not waits:
                     tell(f"another run works on the {len(jobs)} trials that are left: waiting for them")
@@ -119,6 +119,10 @@ def run(
             tell(len(free))
             running.run(free)
             before, waits = free, False
+
+
+def _busy(job: Job, place: Place) -> bool:
+    return any(folder.busy() for folder in job.folders(place.root))
 
 
 def _check(selection: Selection, wanted: Sequence[Plan], place: Place, engine: str) -> None:
@@ -152,7 +156,21 @@ def _jobs(experiment: str, wanted: Sequence[Plan]) -> list[Job]:
         for arm, trial in plan.to_run():
             label = f"{plan.study.name}, {arm.name}, lr {trial['lr']:.3g}, seed {trial['seed']}"
             jobs.setdefault(key_of(trial), Job(experiment, trial, label))
-    return list(jobs.values())
+    together = get_experiment(experiment).together
+    return list(jobs.values()) if together is None else _joined(list(jobs.values()), together)
+
+
+def _joined(jobs: Sequence[Job], together: Together) -> list[Job]:
+    """One job for all trials of a kind."""
+    kinds: dict[str, list[Job]] = {}
+    for job in jobs:
+        kinds.setdefault(together.kind(job.config), []).append(job)
+    return [
+        replace(
+            first, label=f"{1 + len(rest)} networks at once, {kind}", others=tuple(job.config for job in rest)
+        )
+        for kind, (first, *rest) in kinds.items()
+    ]
 
 
 # ---------------------------------------------------------------------- what a folder knows of itself

@@ -82,18 +82,19 @@ def presets(studies: Sequence[Study]) -> dict[str, tuple[Study, ...]]:
     }
 
 
-def fair(study: Study, tuning_seeds: tuple[int, ...] = (100, 101)) -> Study:
-    """Three lrs a half decade apart for every arm, around the paper's lr of SGDM or Adam for steps of that
-    size: one range of effective lr for all arms. All grids are extended alike until every winner is inside.
+def fair(study: Study, tuning_seeds: tuple[int, ...] = (100, 101), middle: float | None = None) -> Study:
+    """Three lrs a half decade apart for every arm, around SGDM's or Adam's (`middle`, or the paper's) for
+    steps of that size: one range of effective lr for all arms. All grids are extended alike until every
+    winner is inside.
     """
-    arms = tuple(arm if arm.control_of else replace(arm, lrs=_range(arm)) for arm in study.arms)
+    arms = tuple(arm if arm.control_of else replace(arm, lrs=_range(arm, middle)) for arm in study.arms)
     seeds = study.seeds if len(study.seeds) > 10 else tuple(range(10))
     return replace(study, arms=arms, seeds=seeds, tuning_seeds=tuning_seeds, extend=True)
 
 
-def _range(arm: Arm) -> tuple[float, ...]:
+def _range(arm: Arm, lr: float | None) -> tuple[float, ...]:
     reference = registry.get(plain(arm.optimizer))
-    middle = (reference.lr or 0.0) * gain(reference.name, {}) / gain(arm.optimizer, arm.options)
+    middle = (lr or reference.lr or 0.0) * gain(reference.name, {}) / gain(arm.optimizer, arm.options)
     return tuple(float(f"{middle * HALF_DECADE**i:.6g}") for i in (-1, 0, 1))
 
 

@@ -41,9 +41,14 @@ class Job:
     experiment: str
     config: dict[str, Any]
     label: str = ""  # in words
+    others: tuple[dict[str, Any], ...] = ()  # trials that run in the same program
 
     def folder(self, root: Path) -> TrialFolder:
         return TrialFolder(root, self.config)
+
+    def folders(self, root: Path) -> list[TrialFolder]:
+        """Its own and those of the others."""
+        return [TrialFolder(root, config) for config in (self.config, *self.others)]
 
 
 @dataclass(frozen=True)
@@ -61,13 +66,22 @@ class Lane:
     def __init__(self, job: Job, place: Place, device: torch.device) -> None:
         self.job, self.held = job, ExitStack()
         self.stream: Any = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
-        folder = job.folder(place.root)
-        folder.together = place.together
-        self.held.enter_context(folder.at_work())
-        self.steps: Iterator[Any] = iter(())  # another process may have finished it
-        if folder.result is None:
-            run = experiments()[job.experiment].run
-            self.steps = run(job.config, folder, place.data, device, place.save_every)
+        folders = job.folders(place.root)
+        try:
+            for folder in folders:
+                folder.together = place.together
+                self.held.enter_context(folder.at_work())
+            # Another process may have finished some.
+            left = [folder for folder in folders if folder.result is None]
+        except BaseException:
+            self.held.close()
+            raise
+        self.steps: Iterator[Any] = iter(())
+        experiment, more = experiments()[job.experiment], (place.data, device, place.save_every)
+        if left and experiment.together is not None:
+            self.steps = experiment.together.run([folder.config for folder in left], left, *more)
+        elif left:
+            self.steps = experiment.run(left[0].config, left[0], *more)
 
     def advance(self) -> Any:
         here: AbstractContextManager[Any] = nullcontext()

@@ -1,0 +1,437 @@
+"""Online learning under label flips: a whole population of small networks trained as one program.
+
+A trial is one network: an MLP that learns one task after the other, whose labels are those of the task before
+with some of them changed. Each batch is predicted before it is learned. The networks are tiny, so that trials
+of one kind (depth, width, tasks) run together: parameters are stacked, a step is a few batched matrix
+products and one update of all, on a GPU as one CUDA graph. A member computes what it would alone.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import pairwise
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.func import vmap
+from torch.nn.functional import cross_entropy
+
+from tam import functional
+from tam.lab.damping import check_damping, check_length, given_alignment, keep_alignment
+from tam.lab.data import files, find, load, split
+from tam.lab.images import Progress, normalise, told
+from tam.lab.store import LabError, TrialFolder
+
+EAGER = 3  # steps before the graph is captured
+OPTIMIZERS = ("sgd", "sgdm", "tam")
+
+
+@dataclass(frozen=True)
+class Config:
+    """All that determines a trial. What the lab calls an epoch is a task here."""
+
+    depth: int  # hidden layers
+    delta: int  # percent of the labels that change from task to task
+    optimizer: str
+    lr: float
+    seed: int
+    epochs: int = 60  # tasks
+    passes: int = 40  # through the data, a task
+    batch: int = 128
+    width: int = 128
+    reading: str = "classes"  # whose labels are permuted among themselves; or "samples", that get new ones
+    data: str = "cifar10"
+    held_out: int = 10000
+    options: dict[str, Any] = field(default_factory=dict)  # none
+    damping: str | None = None
+    damping_of: str | None = None
+    test: bool = False  # there is nothing to test on
+
+    def __post_init__(self) -> None:
+        if self.optimizer not in OPTIMIZERS:
+            raise ValueError(f"optimizer={self.optimizer!r}: must be one of {', '.join(OPTIMIZERS)}")
+        if self.reading not in ("classes", "samples"):
+            raise ValueError(f"reading={self.reading!r}: must be 'classes' or 'samples'")
+        if (
+            min(self.depth, self.epochs, self.passes, self.batch, self.width) < 1
+            or not 0 <= self.delta <= 100
+        ):
+            raise ValueError("depth, epochs, passes, batch and width must be at least 1, delta in 0 to 100")
+        if self.options:
+            raise ValueError(f"options={self.options}: a population's members have those of the paper")
+        check_damping(self)
+
+    @property
+    def momentum(self) -> float:
+        return 0.0 if self.optimizer == "sgd" else 0.9
+
+
+def config_of(**options: Any) -> dict[str, Any]:
+    """A trial's config, checked, without defaults."""
+    return told(Config(**options))
+
+
+def kind_of(trial: dict[str, Any]) -> str:
+    """Trials of one kind can be one population."""
+    config = Config(**trial)
+    named = ("depth", "width", "epochs", "passes", "batch", "data", "held_out")
+    return ", ".join(f"{name} {getattr(config, name)}" for name in named)
+
+
+def check(trial: dict[str, Any], data_folder: Path) -> None:
+    """Raises where the data is not there."""
+    config = Config(**trial)
+    files.check(config.data, find(config.data, data_folder), data_folder)
+
+
+def network(features: int, classes: int, config: Config) -> nn.Sequential:
+    """A member as a module: what it begins with."""
+    torch.manual_seed(config.seed)
+    sizes = [features, *[config.width] * config.depth]
+    layers: list[nn.Module] = []
+    for inside, outside in pairwise(sizes):
+        layers += [nn.Linear(inside, outside), nn.ReLU()]
+    return nn.Sequential(*layers, nn.Linear(sizes[-1], classes))
+
+
+def labels_of(task: int, labels: Tensor, classes: int, config: Config) -> Tensor:
+    """Of a task, the first being 0, which has the true ones. Every task changes those of the one before."""
+    generator = torch.Generator().manual_seed(config.seed * 1009 + config.delta)
+    for _ in range(task):
+        if config.reading == "classes":
+            some = torch.randperm(classes, generator=generator)[: round(classes * config.delta / 100)]
+            names = torch.arange(classes)
+            names[some] = some[torch.randperm(len(some), generator=generator)]
+            labels = names[labels]
+        else:
+            some = torch.randperm(len(labels), generator=generator)[: len(labels) * config.delta // 100]
+            labels = labels.clone()
+            labels[some] = torch.randint(0, classes, (len(some),), generator=generator)
+    return labels
+
+
+PLAIN, TORQUE, GIVEN = 0, 1, 2  # the rules members follow: SGD with momentum, TAM, TAM with another's d
+
+
+class Population:
+    """Stacked networks, their momenta and one step of all of them.
+
+    Members are ordered by rule, then by seed: those of one seed share their batches.
+    """
+
+    def __init__(
+        self,
+        configs: Sequence[Config],
+        data_folder: Path,
+        device: torch.device,
+        given: Sequence[Tensor | None],
+    ) -> None:
+        first = configs[0]
+        self.order = sorted(range(len(configs)), key=lambda i: (_rule(configs[i]), configs[i].seed))
+        self.configs = [configs[i] for i in self.order]
+        self.device, self.batch, self.passes = device, first.batch, first.passes
+        self._load(first, data_folder)
+        self.steps = self.indices.shape[1] // first.batch  # of a pass
+        if self.steps == 0:
+            raise LabError(f"{self.indices.shape[1]} images make no batch of {first.batch}")
+        self._make()
+        self.blocks = _runs([_rule(config) for config in self.configs])
+        seeds = [self.seeds.index(config.seed) for config in self.configs]
+        self.shared = [  # members with the same batches
+            (seeds[part.start], part)
+            for _, part in _runs(list(zip(map(_rule, self.configs), seeds, strict=True)))
+        ]
+        self.lr, self.momentum = (
+            torch.tensor([getattr(config, key) for config in self.configs], device=device)
+            for key in ("lr", "momentum")
+        )
+        self.given = self._give([given[i] for i in self.order])
+        self.update, self.losses_of = self._update, self._losses_of
+        if device.type == "cuda":
+            self.update = torch.compile(self._update, dynamic=False)
+            self.losses_of = torch.compile(self._losses_of, dynamic=False)
+        self.graph: Any = None
+        self.eager = 0
+
+    def _load(self, config: Config, data_folder: Path) -> None:
+        """The images of all, and which of them each seed learns from."""
+        data = load(config.data, data_folder)
+        images, self.labels = data.train
+        mean, std = (torch.tensor(x)[:, None, None] for x in (data.mean, data.std))
+        self.images = normalise(images, mean, std).flatten(1).to(self.device)
+        self.classes = data.classes
+        self.seeds = sorted({config.seed for config in self.configs})
+        kept = [split(len(self.labels), config.held_out, seed)[0] for seed in self.seeds]
+        self.indices = torch.stack(kept)
+
+    def _make(self) -> None:
+        """Parameters and momenta: [members, in, out] for weights, [members, 1, out] for biases."""
+        found: dict[int, list[Tensor]] = {}
+        for config in self.configs:
+            if config.seed not in found:
+                layers = network(self.images.shape[1], self.classes, config).parameters()
+                found[config.seed] = [p.detach().t() if p.ndim == 2 else p.detach()[None] for p in layers]
+        members = [found[config.seed] for config in self.configs]
+        self.params = [
+            torch.stack(column).contiguous().to(self.device) for column in zip(*members, strict=True)
+        ]
+        for p in self.params:
+            p.requires_grad_()
+        self.momenta = [torch.zeros_like(p) for p in self.params]
+        n, d = len(self.configs), self.device
+        self.alignment = torch.zeros(n, device=d)
+        self.names = torch.zeros(n, len(self.labels), dtype=torch.int64, device=d)  # labels of the task
+        self.drawn = torch.zeros(len(self.seeds), self.indices.shape[1], dtype=torch.int64, device=d)
+        self.position, self.taken = (torch.zeros((), dtype=torch.int64, device=d) for _ in range(2))
+        self.now = torch.zeros(1, dtype=torch.int64, device=d)  # the pass
+        self.lanes = torch.arange(self.batch, device=d)
+        self.right = torch.zeros(n, self.passes, dtype=torch.float64, device=d)
+        self.loss = torch.zeros(n, dtype=torch.float64, device=d)
+        self.seen = torch.zeros(n, self.steps * self.passes, device=d)  # s of every step of the task
+
+    def _give(self, given: Sequence[Tensor | None]) -> Tensor | None:
+        """s of every step of the run, of the members whose d is replaced: the last ones."""
+        rows = [s for s in given if s is not None]
+        return torch.stack(rows).to(self.device) if rows else None
+
+    # ------------------------------------------------------------------ a task
+
+    def begin(self, task: int) -> None:
+        """Its labels."""
+        known: dict[tuple[int, int, str], Tensor] = {}
+        for i, config in enumerate(self.configs):
+            key = (config.seed, config.delta, config.reading)
+            if key not in known:
+                known[key] = labels_of(task, self.labels, self.classes, config)
+            self.names[i].copy_(known[key])
+        self.right.zero_()
+        self.loss.zero_()
+
+    def draw(self, task: int, number: int) -> None:
+        """The order of a pass, the same for all members of a seed."""
+        for i, seed in enumerate(self.seeds):
+            generator = torch.Generator().manual_seed((seed * 1009 + task) * 1009 + number)
+            self.drawn[i].copy_(self.indices[i][torch.randperm(self.indices.shape[1], generator=generator)])
+        self.position.zero_()
+        self.now.fill_(number)
+
+    def step(self) -> None:
+        """One step of all, as a graph once it has been captured."""
+        if self.graph is not None:
+            self.graph.replay()
+        elif self.device.type == "cuda" and self.eager == EAGER:
+            self.graph = torch.cuda.CUDAGraph()
+            here = torch.cuda.current_stream()  # an engine's; the default stream cannot be captured
+            with torch.cuda.graph(self.graph, stream=None if here == torch.cuda.default_stream() else here):
+                self._step()
+            self.graph.replay()
+        else:
+            self._step()
+            self.eager += 1
+
+    def _step(self) -> None:
+        chosen = self.drawn.index_select(1, self.position + self.lanes)  # [seeds, batch]
+        x = self.images[chosen]
+        member = torch.cat([chosen[i : i + 1].expand(part.stop - part.start, -1) for i, part in self.shared])
+        y = self.names.gather(1, member)
+        losses, right = self.losses_of(self.params, x, y)
+        grads = torch.autograd.grad(losses.sum(), self.params)
+        with torch.no_grad():
+            self.update(self.params, grads, self.momenta, self.alignment)
+            self.right.index_add_(1, self.now, right.detach()[:, None].double())
+            self.loss += losses.detach().double()
+            at = self.now * self.steps + torch.div(self.position, self.batch, rounding_mode="floor")
+            self.seen.index_copy_(1, at, self.alignment[:, None])
+            self.position += self.batch
+            self.taken += 1
+
+    def _losses_of(self, params: Sequence[Tensor], x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        """The loss of each member, and how many of the batch it had right."""
+        weight, bias = params[:2]
+        # Members of a seed share x, which is not copied for them.
+        h = torch.cat([torch.matmul(x[i], weight[part]) for i, part in self.shared]) + bias
+        for weight, bias in zip(params[2::2], params[3::2], strict=True):
+            h = torch.baddbmm(bias, h.relu(), weight)
+        losses = cross_entropy(h.flatten(0, 1), y.flatten(), reduction="none").view(y.shape).mean(1)
+        return losses, (h.argmax(2) == y).sum(1)
+
+    def _update(
+        self, params: Sequence[Tensor], grads: Sequence[Tensor], momenta: Sequence[Tensor], alignment: Tensor
+    ) -> None:
+        for rule, part in self.blocks:
+            p, g, m = ([x[part] for x in column] for column in (params, grads, momenta))
+            s, lr, beta = alignment[part], self.lr[part], self.momentum[part]
+            if rule == PLAIN:
+                for theta, gradient, momentum in zip(p, g, m, strict=True):
+                    momentum.mul_(beta[:, None, None]).add_(gradient)
+                    theta.sub_(lr[:, None, None] * momentum)
+                continue
+            if self.given is not None and rule == GIVEN:
+                s = self.given.index_select(1, self.taken.reshape(1))[:, 0]
+            state = functional.TAMState(m, s)
+            after, (moved, now) = vmap(_kept if rule == GIVEN else _free)(p, g, state, lr, beta)
+            for mine, new in zip((*p, *m, alignment[part]), (*after, *moved, now), strict=True):
+                mine.copy_(new)
+
+    # ------------------------------------------------------------------ members
+
+    def state_of(self, i: int) -> dict[str, Any]:
+        """A member's own, i being its place in the list that was given."""
+        k = self.order.index(i)
+        tensors = [x[k].detach().clone() for x in (*self.params, *self.momenta)]
+        return {"tensors": tensors, "alignment": self.alignment[k].clone(), "taken": self.taken.clone()}
+
+    def set_state_of(self, i: int, state: dict[str, Any]) -> None:
+        k = self.order.index(i)
+        with torch.no_grad():
+            for mine, theirs in zip((*self.params, *self.momenta), state["tensors"], strict=True):
+                mine[k].copy_(theirs)
+            self.alignment[k].copy_(state["alignment"])
+            self.taken.copy_(state["taken"])
+
+    def rows(self, task: int) -> list[dict[str, Any]]:
+        """The members' metrics of the task just learned, in the order they were given in."""
+        shares = (self.right * 100 / (self.steps * self.batch)).cpu()
+        losses, s = (self.loss / (self.steps * self.passes)).tolist(), self.seen.double().mean(1).tolist()
+        found = []
+        for i, config in enumerate(self.configs):
+            row = {"epoch": task + 1, "online": float(shares[i].mean()), "first": float(shares[i, 0])}
+            row["loss"] = losses[i]
+            found.append(row if _rule(config) == PLAIN else {**row, "alignment": s[i]})
+        return self._as_given(found)
+
+    def alignments(self) -> list[Tensor | None]:
+        """s of every step of the task, of TAM's members."""
+        seen = self.seen.to("cpu", copy=True)  # the next task writes there
+        return self._as_given(
+            [None if _rule(config) == PLAIN else s for config, s in zip(self.configs, seen, strict=True)]
+        )
+
+    def _as_given(self, found: list[Any]) -> list[Any]:
+        return [found[self.order.index(i)] for i in range(len(found))]
+
+
+def _free(p: Any, g: Any, state: functional.TAMState, lr: Tensor, momentum: Tensor) -> Any:
+    """A member's step of TAM."""
+    return functional.tam(p, g, state, lr=lr, momentum=momentum)
+
+
+def _kept(p: Any, g: Any, state: functional.TAMState, lr: Tensor, momentum: Tensor) -> Any:
+    """The same with s as it is given."""
+    return functional.tam(p, g, state, lr=lr, momentum=momentum, smoothing=1.0)
+
+
+def _rule(config: Config) -> int:
+    if config.optimizer != "tam":
+        return PLAIN
+    return TORQUE if config.damping is None else GIVEN
+
+
+def _runs(keys: Sequence[Any]) -> list[tuple[Any, slice]]:
+    """Equal neighbours."""
+    begins = [i for i, key in enumerate(keys) if i == 0 or key != keys[i - 1]]
+    return [(keys[a], slice(a, b)) for a, b in zip(begins, [*begins[1:], len(keys)], strict=True)]
+
+
+# ---------------------------------------------------------------------- trials
+
+
+def run_together(
+    configs: Sequence[dict[str, Any]],
+    folders: Sequence[TrialFolder],
+    data_folder: Path,
+    device: torch.device,
+    save_every: float = 60.0,
+) -> Iterator[Progress | None]:
+    """Trains all of them, from their last checkpoints where there are some; those that stand alike together.
+
+    Yields after every step, and Progress with the members' mean after a task.
+    """
+    found = [folder.load(device) for folder in folders]
+    members = [
+        Member(Config(**config), folder, checkpoint)
+        for config, folder, checkpoint in zip(configs, folders, found, strict=True)
+    ]
+    for start in sorted({member.start for member in members}):
+        yield from _run([one for one in members if one.start == start], data_folder, device, save_every)
+
+
+def slope_of(values: Sequence[float]) -> float:
+    """Of the straight line through them, a task: what is lost where it is negative is plasticity."""
+    middle = (len(values) - 1) / 2
+    spread = sum((i - middle) ** 2 for i in range(len(values)))
+    return sum((i - middle) * value for i, value in enumerate(values)) / spread if spread else 0.0
+
+
+class Member:
+    """A trial of the population."""
+
+    def __init__(self, config: Config, folder: TrialFolder, found: tuple[int, dict[str, Any]] | None) -> None:
+        self.config, self.folder = config, folder
+        self.start = 0 if found is None else found[0]
+        self.state = None if found is None else found[1]
+        self.given = given_alignment(config, folder)
+        self.alignments: list[Tensor] = [] if self.state is None else [self.state["alignments"].cpu()]
+
+    def result(self, parameters: int) -> dict[str, Any]:
+        rows = self.folder.rows
+        online = [row["online"] for row in rows]
+        tasks = range(len(rows))
+        middle = (len(rows) - 1) / 2
+        spread = sum((task - middle) ** 2 for task in tasks)
+        slope = (
+            sum((task - middle) * y for task, y in zip(tasks, online, strict=True)) / spread
+            if spread
+            else 0.0
+        )
+        return {
+            "online": mean(online), "first": mean(row["first"] for row in rows), "slope": slope,
+            "loss": rows[-1]["loss"], "diverged": not math.isfinite(rows[-1]["loss"]), "epochs": len(rows),
+            "parameters": parameters, "settings": asdict(self.config),
+        }  # fmt: skip
+
+
+def _run(
+    members: Sequence[Member], data_folder: Path, device: torch.device, save_every: float
+) -> Iterator[Progress | None]:
+    config = members[0].config
+    population = Population(
+        [one.config for one in members], data_folder, device, [one.given for one in members]
+    )
+    for i, member in enumerate(members):
+        check_length(member.given, population.steps * config.passes * config.epochs)
+        if member.state is not None:
+            population.set_state_of(i, member.state)
+    spent = 0.0 if members[0].state is None else float(members[0].state["seconds"])
+    begin = saved = time.monotonic()
+    for task in range(members[0].start, config.epochs):
+        population.begin(task)
+        for number in range(config.passes):
+            population.draw(task, number)
+            for _ in range(population.steps):
+                population.step()
+                yield None
+        rows = population.rows(task)
+        for member, row, s in zip(members, rows, population.alignments(), strict=True):
+            member.folder.log(row)
+            member.alignments += [] if s is None else [s]
+        shown = {"epoch": task + 1, "online": mean(row["online"] for row in rows)}
+        yield Progress(task + 1, config.epochs, shown)
+        now = time.monotonic()
+        if now - saved > save_every and task + 1 < config.epochs:
+            for i, member in enumerate(members):
+                kept = torch.cat(member.alignments) if member.alignments else torch.zeros(0)
+                more = {"alignments": kept, "seconds": spent + now - begin}
+                member.folder.save(task + 1, {**population.state_of(i), **more})
+            saved = now
+    parameters = sum(p[0].numel() for p in population.params)
+    for member in members:
+        if member.alignments:
+            keep_alignment(member.folder, torch.cat(member.alignments))
+        member.folder.finish(member.result(parameters), spent + time.monotonic() - begin, device)

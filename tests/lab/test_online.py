@@ -1,0 +1,174 @@
+"""Online learning: a population's members against networks trained alone, by torch's own optimizers."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+import tam
+from tam.lab import online
+from tam.lab.data import load, split
+from tam.lab.images import normalise
+from tam.lab.runner import Selection, plans, run
+from tam.lab.store import TrialFolder
+from tests.lab.test_engines import Place
+
+CPU = torch.device("cpu")
+
+
+def config(**more: Any) -> dict[str, Any]:
+    given = {
+        "depth": 2, "delta": 40, "optimizer": "tam", "lr": 0.05, "seed": 0, "epochs": 3, "passes": 2,
+        "batch": 64, "width": 16, "data": "digits", "held_out": 300,
+    }  # fmt: skip
+    return online.config_of(**{**given, **more})
+
+
+def train(
+    root: Path, configs: Sequence[dict[str, Any]], steps: int | None = None, save_every: float = 0.0
+) -> list[TrialFolder]:
+    torch.set_num_threads(1)
+    folders = [TrialFolder(root, one) for one in configs]
+    for folder in folders:
+        folder.path.mkdir(parents=True, exist_ok=True)
+    for _ in itertools.islice(online.run_together(configs, folders, root, CPU, save_every), steps):
+        pass
+    return folders
+
+
+MIXED = [
+    config(optimizer=optimizer, lr=lr, seed=seed, delta=delta)
+    for optimizer, lr in (("sgd", 0.1), ("sgdm", 0.02), ("tam", 0.02), ("tam", 0.05))
+    for seed in (0, 1)
+    for delta in (40, 100)
+]
+
+
+def alone(one: online.Config) -> list[tuple[float, float]]:
+    """Online accuracy and loss of each task, by torch's own optimizer on a module."""
+    data = load(one.data, Path())
+    x, y = data.train
+    mean, std = (torch.tensor(v)[:, None, None] for v in (data.mean, data.std))
+    x = normalise(x, mean, std).flatten(1)
+    kept, _ = split(len(y), one.held_out, one.seed)
+    model = online.network(x.shape[1], data.classes, one)
+    optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=one.lr, momentum=one.momentum)
+    if one.optimizer == "tam":
+        optimizer = tam.TAM(model.parameters(), lr=one.lr)
+    found = []
+    for task in range(one.epochs):
+        names = online.labels_of(task, y, data.classes, one)
+        right, losses = 0, []
+        for number in range(one.passes):
+            generator = torch.Generator().manual_seed((one.seed * 1009 + task) * 1009 + number)
+            order = kept[torch.randperm(len(kept), generator=generator)]
+            for batch in order[: len(order) // one.batch * one.batch].split(one.batch):
+                logits = model(x[batch])
+                right += int((logits.argmax(1) == names[batch]).sum())
+                loss = cross_entropy(logits, names[batch])
+                optimizer.zero_grad()
+                loss.backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+                losses.append(loss.item())
+        found.append((100 * right / (len(losses) * one.batch), sum(losses) / len(losses)))
+    return found
+
+
+def test_a_member_is_the_network_trained_alone(tmp_path: Path) -> None:
+    """By torch's SGD and tam.TAM on a module; and, bit for bit, as a population of one."""
+    for folder in train(tmp_path / "all", MIXED):
+        expected = alone(online.Config(**folder.config))
+        rows = folder.metrics()
+        assert [row["loss"] for row in rows] == pytest.approx([loss for _, loss in expected], rel=1e-3)
+        assert [row["online"] for row in rows] == pytest.approx([right for right, _ in expected], abs=0.3)
+        (single,) = train(tmp_path / "one", [folder.config])
+        assert single.metrics() == rows
+        assert ("alignment" in rows[0]) == (folder.config["optimizer"] == "tam")
+
+
+def test_a_killed_population_ends_with_the_same_bits_also_in_other_company(tmp_path: Path) -> None:
+    whole = train(tmp_path / "whole", MIXED)
+    train(tmp_path / "parts", MIXED, steps=50)  # in the second task of 34 steps
+    train(tmp_path / "parts", MIXED[:3], steps=90)  # these get further
+    for ours, theirs in zip(train(tmp_path / "parts", MIXED), whole, strict=True):
+        assert ours.metrics() == theirs.metrics()
+        assert ours.result is not None and theirs.result is not None
+        for key in ("online", "first", "slope", "parameters"):
+            assert ours.result[key] == theirs.result[key]
+
+
+def test_d_replaced_by_its_own_sequence_is_the_same_run(tmp_path: Path) -> None:
+    (source,) = train(tmp_path, [config()])
+    controls = [config(damping=how, damping_of=source.key) for how in ("same", "mean", "shuffled")]
+    same, mean, shuffled = train(tmp_path, [*controls])
+    assert same.metrics() == source.metrics()
+    assert mean.metrics() != source.metrics() != shuffled.metrics()
+    s = torch.load(source.path / "alignment.pt", weights_only=True)
+    used = torch.load(mean.path / "alignment.pt", weights_only=True)
+    torch.testing.assert_close(used, torch.full_like(s, float(s.double().mean())))
+
+
+@pytest.mark.parametrize("delta, changed", [(0, 0), (40, 4), (100, 10)])
+def test_classes_are_permuted_among_themselves(delta: int, changed: int) -> None:
+    one = online.Config(**config(delta=delta))
+    labels = torch.arange(10).repeat(5)
+    before = labels
+    for task in range(1, 6):
+        after = online.labels_of(task, labels, 10, one)
+        names = {int(a): int(b) for a, b in zip(before, after, strict=True)}
+        assert sorted(names.values()) == list(range(10))  # one name for each class
+        assert sum(a != b for a, b in names.items()) <= changed
+        before = after
+    assert torch.equal(online.labels_of(0, labels, 10, one), labels)
+    assert (delta == 0) == torch.equal(before, labels)
+
+
+def test_samples_get_new_labels() -> None:
+    one = online.Config(**config(delta=40, reading="samples"))
+    labels = torch.zeros(1000, dtype=torch.int64)
+    once, twice = (online.labels_of(task, labels, 10, one) for task in (1, 2))
+    assert 300 < int((once != labels).sum()) <= 400  # a tenth of the new ones are the old ones
+    assert 300 < int((twice != once).sum()) <= 400
+
+
+def test_the_papers_networks_have_their_parameters() -> None:
+    for depth, count in ((2, 411_146), (4, 444_170)):
+        one = online.Config(depth, 40, "tam", 0.02, 0)
+        assert sum(p.numel() for p in online.network(3072, 10, one).parameters()) == count
+
+
+def test_slopes() -> None:
+    assert online.slope_of([3.0, 2.0, 1.0]) == pytest.approx(-1) and online.slope_of([5.0]) == 0
+
+
+@pytest.mark.parametrize(
+    "mistake, message",
+    [
+        ({"optimizer": "adam"}, "optimizer='adam': must be one of sgd, sgdm, tam"),
+        ({"reading": "images"}, "reading='images'"),
+        ({"delta": 101}, "delta in 0 to 100"),
+        ({"passes": 0}, "must be at least 1"),
+        ({"options": {"floor": 0.1}}, "a population's members have those of the paper"),
+    ],
+)
+def test_mistakes(mistake: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        config(**mistake)
+
+
+def test_the_lab_runs_populations_on_both_engines(tmp_path: Path) -> None:
+    found = []
+    for engine in ("local", "ray"):
+        selection = Selection("online", "smoke", arms=("TAM, d shuffled",))
+        run(selection, Place(tmp_path / engine, tmp_path), 1, lambda _: None, engine)
+        for plan in plans(selection, tmp_path / engine):
+            assert plan.to_run() == []
+            results = [plan.result(trial) for arm in plan.study.arms for trial in plan.reported(arm) or []]
+            found.append([result["online"] for result in results if result is not None])
+    assert len(found[0]) == 6 and found[:2] == found[2:]
