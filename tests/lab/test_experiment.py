@@ -188,6 +188,7 @@ def test_every_file_of_experiments_is_found_and_its_configs_are_valid(tmp_path: 
         for studies in experiment.presets.values():
             for study in studies:
                 made = Plan(experiment, with_controls(study), tmp_path)
+                assert all(trial["epochs"] > 0 for _, trial in made.to_run())  # progress needs them
                 assert made.to_run()
                 assert all(made.reported(arm) for arm in made.study.arms if len(arm.lrs) == 1)
                 assert study.arm(study.baseline)

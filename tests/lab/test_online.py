@@ -139,7 +139,7 @@ def test_samples_get_new_labels() -> None:
 
 def test_the_papers_networks_have_their_parameters() -> None:
     for depth, count in ((2, 411_146), (4, 444_170)):
-        one = online.Config(depth, 40, "tam", 0.02, 0)
+        one = online.Config(depth, 40, "tam", 0.02, 0, 1)
         assert sum(p.numel() for p in online.network(3072, 10, one).parameters()) == count
 
 

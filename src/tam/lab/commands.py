@@ -12,8 +12,8 @@ import torch
 import typer
 
 from tam.lab import data as sets
+from tam.lab import graph, runner
 from tam.lab import report as reports
-from tam.lab import runner
 from tam.lab.data import DataError, default_folder, files
 from tam.lab.engines.work import Place
 from tam.lab.experiment import Plan, experiments
@@ -27,6 +27,7 @@ app = typer.Typer(
 data_app = typer.Typer(no_args_is_help=True, help="The data sets: get them, check them.")
 app.add_typer(data_app, name="data")
 
+SETS = "Of " + ", ".join((*sets.SETS, *sets.OTHERS))
 Data = Annotated[
     Optional[Path],  # noqa: UP045  typer reads this at run time, on Python 3.10 too
     typer.Option(
@@ -83,6 +84,10 @@ def run(
             "shuffled, or its mean.",
         ),
     ] = False,
+    encoder: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(metavar="FOLDER|NAME", help="A sentence encoder, for the titles of graph's movies."),
+    ] = None,
     checkpoint: Annotated[
         Optional[str],  # noqa: UP045
         typer.Option(
@@ -114,8 +119,10 @@ def run(
     if address is not None and engine != "ray":
         _ends(LabError("--address is of a Ray cluster: it needs --engine ray"))
     try:
-        begin = _with_digest(checkpoint) if checkpoint else None
-        selection = runner.Selection(name, preset, tuple(study), tuple(arm), seeds, controls, begin)
+        given = {"checkpoint": _with_digest(checkpoint)} if checkpoint else {}
+        if encoder is not None:
+            given["titles"] = graph.embed_titles(encoder, place.data, place.root)
+        selection = runner.Selection(name, preset, tuple(study), tuple(arm), seeds, controls, given)
         with Show(quiet=os.environ.get("RANK", "0") != "0") as show:  # of torchrun's
             runner.run(selection, place, count, show, engine, address)
     except (LabError, DataError) as error:
@@ -193,24 +200,20 @@ def report(
 
 
 @data_app.command("get")
-def data_get(
-    name: Annotated[str, typer.Argument(help="Of " + ", ".join(sets.SETS))], data: Data = None
-) -> None:
+def data_get(name: Annotated[str, typer.Argument(help=SETS)], data: Data = None) -> None:
     """Download a data set, check it and unpack it."""
     try:
-        found = sets.get_set(name)
+        layouts = sets.layouts_of(name)
         folder = data or default_folder()
-        if found.layouts and not files.is_whole(found.layouts, folder):
-            files.get(name, found.layouts[0], folder, print)
+        if layouts and not files.is_whole(layouts, folder):
+            files.get(name, layouts[0], folder, print)
         print(f"{name}: there")
     except (DataError, OSError) as error:
         _ends(error)
 
 
 @data_app.command("check")
-def data_check(
-    name: Annotated[str, typer.Argument(help="Of " + ", ".join(sets.SETS))], data: Data = None
-) -> None:
+def data_check(name: Annotated[str, typer.Argument(help=SETS)], data: Data = None) -> None:
     """Check every file of a data set against its official size and md5."""
     folder = data or default_folder()
     try:

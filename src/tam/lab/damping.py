@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from tam import registry
 from tam.lab.store import LabError, TrialFolder
 from tam.optimizers.torque import TorqueOptimizer
+from tam.warmup import Warmup
 
 FILE = "alignment.pt"
 HOW = ("mean", "shuffled", "same")  # the last to check that the replacement itself changes nothing
@@ -80,12 +81,19 @@ def check_length(given: Tensor | None, steps: int) -> None:
 
 
 @torch.no_grad()
-def replace_alignment(optimizer: Optimizer, given: Tensor, taken: Tensor) -> None:
+def replace_alignment(s: list[Tensor], given: Tensor, taken: Tensor) -> None:
     """Before a step: s as given for it. `taken` counts the steps, on the device, so that a graph can."""
-    assert isinstance(optimizer, TorqueOptimizer)
-    optimizer.make_state()
     # Not given[taken]: that would wait for the device, and a graph would keep the first value.
-    optimizer.segment_alignments()[0].copy_(given.index_select(0, taken.reshape(1))[0])
+    s[0].copy_(given.index_select(0, taken.reshape(1))[0])
+
+
+def watched(optimizer: Optimizer) -> list[Tensor]:
+    """The tensors a step writes s to, before it is taken: a Warmup may drop them with its last step."""
+    active = optimizer.optimizer if isinstance(optimizer, Warmup) else optimizer
+    if not isinstance(active, TorqueOptimizer):
+        return []
+    active.make_state()
+    return active.segment_alignments()
 
 
 def keep_alignment(folder: TrialFolder, s: Tensor) -> None:

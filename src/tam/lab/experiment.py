@@ -51,12 +51,13 @@ class Study:
     seeds: tuple[int, ...]  # of the comparison
     tuning_seeds: tuple[int, ...] = ()  # of the choice of lr; none are needed for a single lr
     extend: bool = False  # grids, until every arm's winner is inside
-    paper: Mapping[str, tuple[float, float]] = field(default_factory=dict)  # mean and spread, by arm
+    paper: Mapping[str, tuple[float, float | None]] = field(default_factory=dict)  # mean and spread, by arm
     outcome: str = "validation"  # what is compared, as a result calls it
     label: str = "validation %"
     higher: bool = True  # is better
     margin: float = 0.2  # differences within it matter to nobody
     digits: int = 2  # shown after the point
+    test_label: str = "test %"
     choices: Mapping[str, str] = field(default_factory=dict)  # where not the experiment's
 
     def __post_init__(self) -> None:

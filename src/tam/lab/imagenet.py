@@ -26,12 +26,12 @@ from tam.lab.damping import (
     given_alignment,
     keep_alignment,
     replace_alignment,
+    watched,
 )
 from tam.lab.data.imagenet import Folders, generate
 from tam.lab.images import Progress, normalise, resolved, result_of, row_of, told
 from tam.lab.models import get_model
 from tam.lab.store import LabError, TrialFolder
-from tam.optimizers.torque import TorqueOptimizer
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's channels
 
@@ -43,9 +43,9 @@ class Config:
     optimizer: str
     lr: float
     seed: int
-    data: str = "imagenet"  # or "generated": small images of noise
+    epochs: int
+    data: str  # "imagenet", or "generated": small images of noise
     model: str = "resnet50"
-    epochs: int = 90
     batch: int = 256
     size: int = 224
     options: dict[str, Any] = field(default_factory=dict)
@@ -71,7 +71,7 @@ def config_of(**options: Any) -> dict[str, Any]:
 
 def check(trial: dict[str, Any], data_folder: Path) -> None:
     """Raises where the images are not there."""
-    if trial.get("data", "imagenet") == "imagenet":
+    if trial["data"] == "imagenet":
         for split in ("train", "val"):
             Folders(data_folder, split, size=1)
 
@@ -131,13 +131,11 @@ class Training:
             loss.backward()  # type: ignore[no-untyped-call]
             grads = [p.grad for p in self.model.parameters() if p.grad is not None]
             norm = torch.stack(torch._foreach_norm(grads)).norm()
+            s = watched(self.optimizer)
             if self.given is not None:
-                replace_alignment(self.optimizer, self.given, self.taken)
+                replace_alignment(s, self.given, self.taken)
             self.optimizer.step()
-            s = norm * math.nan
-            if isinstance(self.optimizer, TorqueOptimizer):
-                s = self.optimizer.alignment.mean()
-            self.alignments.append(s.float())
+            self.alignments.append(torch.stack(s).mean() if s else norm * math.nan)
             self.sums += torch.stack([x.detach().double() for x in (loss, norm, torch.ones_like(norm))])
             self.taken += 1
             yield None

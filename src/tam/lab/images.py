@@ -31,11 +31,11 @@ from tam.lab.damping import (
     given_alignment,
     keep_alignment,
     replace_alignment,
+    watched,
 )
 from tam.lab.data import ImageData, files, find, load, split
 from tam.lab.models import get_model, parameters
 from tam.lab.store import LabError, TrialFolder, digest_of
-from tam.optimizers.torque import TorqueOptimizer
 
 EAGER = 3  # steps before the graph is captured: they compile, and make the optimizer's state
 OF_THE_DEVICE = ("lr", "fused", "foreach", "capturable")  # options that are not a checkpoint's
@@ -251,20 +251,17 @@ class Training:
             norm = torch.stack(torch._foreach_norm(grads)).norm()
             if self.decay:
                 torch._foreach_add_(grads, params, alpha=self.decay)
-            if self.given is not None:
-                replace_alignment(self.optimizer, self.given, self.taken)
+            s = watched(self.optimizer)
+            if self.given is not None and s:
+                replace_alignment(s, self.given, self.taken)
         self.optimizer.step()
         with torch.no_grad():
             now = torch.div(self.position, self.config.batch, rounding_mode="floor").reshape(1)
-            row = [loss.detach().float(), norm, self._alignment()]
+            mean = torch.stack(s).mean() if s else torch.full((), math.nan, device=self.device)
+            row = [loss.detach().float(), norm, mean]
             self.seen.index_copy_(0, now, torch.stack(row).reshape(1, 3))
             self.position += self.config.batch
             self.taken += 1
-
-    def _alignment(self) -> Tensor:
-        if isinstance(self.optimizer, TorqueOptimizer):
-            return torch.stack(self.optimizer.segment_alignments()).mean()
-        return torch.full((), math.nan, device=self.device)
 
     @torch.no_grad()
     def accuracy(self, images: Tensor, labels: Tensor) -> Tensor:

@@ -41,7 +41,7 @@ class Config:
     optimizer: str
     lr: float
     seed: int
-    epochs: int = 60  # tasks
+    epochs: int  # tasks
     passes: int = 40  # through the data, a task
     batch: int = 128
     width: int = 128

@@ -19,7 +19,7 @@ from tam.lab.stats import Difference, Pairs
 from tam.lab.store import write_whole
 
 HEADER = (
-    "arm", "lr", "n", "{label}", "test %", "difference to {baseline}", "95% interval", "p (Holm)", "verdict",
+    "arm", "lr", "n", "{label}", "{test}", "difference to {baseline}", "95% interval", "p (Holm)", "verdict",
     "paper",
 )  # fmt: skip
 Differences = Mapping[tuple[str, str, str], Difference]  # by study, arm and what it is compared with
@@ -55,12 +55,19 @@ def table(plan: Plan, differences: Differences) -> tuple[list[str], list[list[st
         else:
             row += ["", "", "", f"control of {arm.control_of}" if arm.control_of else ""]
         paper = study.paper.get(arm.name)
-        rows.append([*row, "" if paper is None else f"{paper[0]} ± {paper[1]}"])
-    header = [column.format(baseline=study.baseline, label=study.label) for column in HEADER]
+        rows.append([*row, "" if paper is None else _paper(*paper)])
+    named = {"baseline": study.baseline, "label": study.label, "test": study.test_label}
+    header = [column.format(**named) for column in HEADER]
     empty = [
-        i for i, name in enumerate(header) if name in ("test %", "paper") and not any(row[i] for row in rows)
+        i
+        for i, name in enumerate(header)
+        if name in (study.test_label, "paper") and not any(row[i] for row in rows)
     ]
     return _without(header, empty), [_without(row, empty) for row in rows]
+
+
+def _paper(mean: float, spread: float | None) -> str:
+    return f"{mean}" if spread is None else f"{mean} ± {spread}"
 
 
 def _lr(outcome: Outcome) -> str:

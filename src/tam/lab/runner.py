@@ -8,7 +8,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ class Selection:
     arms: tuple[str, ...] = ()
     seeds: int | None = None  # so many of the reported seeds
     controls: bool = False  # TAM's controls also where a study has none
-    checkpoint: str | None = None  # where training begins, in studies that begin from one
+    given: dict[str, str] = field(default_factory=dict)  # of a workload: a checkpoint, titles' embeddings
 
 
 def get_experiment(name: str) -> Experiment:
@@ -58,11 +58,10 @@ def plans(selection: Selection, root: Path) -> list[Plan]:
     chosen = [study for study in studies if not selection.studies or study.name in selection.studies]
     if selection.controls:
         chosen = [variants.with_controls(study) for study in chosen]
-    if selection.checkpoint is not None:
-        if not all("checkpoint" in study.workload for study in chosen):
-            raise LabError(f"--checkpoint: studies of the preset {selection.preset} do not begin from one")
-        workload = {"checkpoint": selection.checkpoint}
-        chosen = [replace(study, workload={**study.workload, **workload}) for study in chosen]
+    for key in selection.given:
+        if not all(key in study.workload for study in chosen):
+            raise LabError(f"studies of {experiment.name}, preset {selection.preset}, take no {key}")
+    chosen = [replace(study, workload={**study.workload, **selection.given}) for study in chosen]
     return [
         Plan(experiment, study.only(selection.arms, selection.seeds), root, selection.preset, study)
         for study in chosen

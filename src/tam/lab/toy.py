@@ -24,6 +24,7 @@ from tam.lab.damping import (
     given_alignment,
     keep_alignment,
     replace_alignment,
+    watched,
 )
 from tam.lab.images import Progress, told
 from tam.lab.store import TrialFolder
@@ -56,7 +57,7 @@ class Config:
     optimizer: str
     lr: float
     seed: int
-    epochs: int = 200  # steps
+    epochs: int  # steps
     noise: float = 0.1
     options: dict[str, Any] = field(default_factory=dict)
     damping: str | None = None  # d replaced: "mean" or "shuffled" of another trial's
@@ -88,7 +89,7 @@ def walk(
         (slope,) = torch.autograd.grad(surface(x), x)
         x.grad = slope + config.noise * torch.randn(2, generator=generator, dtype=torch.float64)
         if given is not None:
-            replace_alignment(optimizer, given, torch.tensor(i))
+            replace_alignment(watched(optimizer), given, torch.tensor(i))
         optimizer.step()
         with torch.no_grad():
             yield x.detach().clone(), x.grad.clone(), float(surface(x)), optimizer

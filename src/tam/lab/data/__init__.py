@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from tam.lab.data import cifar, files, imagenet, svhn
+from tam.lab.data import cifar, files, imagenet, movielens, svhn
 from tam.lab.data.files import DataError, Layout, default_folder
 
 __all__ = ["SETS", "DataError", "ImageData", "default_folder", "find", "load", "split"]
@@ -67,18 +67,26 @@ SETS: Mapping[str, Set] = {
 }
 
 
+OTHERS: Mapping[str, tuple[Layout, ...]] = {"movielens": (movielens.SMALL,)}  # that are no images
+
+
+def layouts_of(name: str) -> tuple[Layout, ...]:
+    """Of any data set the lab knows; none of one that is embedded."""
+    return OTHERS[name] if name in OTHERS else get_set(name).layouts
+
+
 def get_set(name: str) -> Set:
     if name == "imagenet":
         raise DataError(imagenet.HOW)
     if name not in SETS:
-        raise DataError(f"data set {name!r}: must be one of {', '.join(SETS)}")
+        raise DataError(f"data set {name!r}: must be one of {', '.join((*SETS, *OTHERS))}")
     return SETS[name]
 
 
 def find(name: str, folder: Path) -> Layout:
     """Whichever of a data set's layouts lies in the folder."""
-    found = get_set(name)
-    return files.find(name, found.layouts, folder) if found.layouts else Layout("embedded", ())
+    layouts = layouts_of(name)
+    return files.find(name, layouts, folder) if layouts else Layout("embedded", ())
 
 
 def load(name: str, folder: Path) -> ImageData:

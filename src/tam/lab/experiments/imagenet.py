@@ -38,7 +38,7 @@ QUICK = replace(
     STUDY,
     name="imagenet-resnet18",
     title="ResNet18 on ImageNet at 112 x 112, 4 epochs",
-    workload={"epochs": 4, "batch": 256, "model": "resnet18", "size": 112},
+    workload={"data": "imagenet", "epochs": 4, "batch": 256, "model": "resnet18", "size": 112},
     arms=arms(1e-4, {"sgdm": (0.1,), "tam": (0.2,)}),
     tuning_seeds=(),
     paper={},
