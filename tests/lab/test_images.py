@@ -106,7 +106,8 @@ def test_defaults_are_part_of_every_trials_name() -> None:
     """A config leaves them out, so that a change here would let new trials pass for old ones."""
     defaults = {f.name: f.default for f in dataclasses.fields(images.Config)}
     assert {k: v for k, v in defaults.items() if v not in (None, False, dataclasses.MISSING)} == {
-        "batch": 128, "schedule": "cosine", "held_out": 10000, "augment": True,
+        "batch": 128, "schedule": "cosine", "held_out": 10000, "augment": True, "buffers": "keep",
+        "keep_at": (),
     }  # fmt: skip
     options = {name: dict(record.options) for name, record in registry.OPTIMIZERS.items() if record.options}
     assert options == {"sgdm": {"momentum": 0.9}}

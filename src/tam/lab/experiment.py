@@ -34,6 +34,7 @@ class Arm:
     lrs: tuple[float, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)  # of the trial, where not the study's
+    versus: str | None = None  # what it is compared with, where not the study's baseline; "": with nothing
     control_of: str | None = None
     lr_ratio: float = 1.0
     damping: str | None = None
@@ -59,6 +60,7 @@ class Study:
     digits: int = 2  # shown after the point
     test_label: str = "test %"
     choices: Mapping[str, str] = field(default_factory=dict)  # where not the experiment's
+    controls: bool = True  # whether its arms can have some
 
     def __post_init__(self) -> None:
         names = [arm.name for arm in self.arms]
@@ -98,9 +100,15 @@ class Study:
 
     def comparisons(self) -> list[tuple[str, str]]:
         """What is compared with what: arms with the baseline, and with each of their controls."""
-        found = [(arm.name, self.baseline) for arm in self.arms if arm.name != self.baseline]
-        controls = {arm.name: arm.control_of for arm in self.arms if arm.control_of}
-        return [(controls[name], name) if name in controls else (name, other) for name, other in found]
+        controls = [(arm.control_of, arm.name) for arm in self.arms if arm.control_of]
+        others = [(arm.name, self.compared_with(arm)) for arm in self.arms if not arm.control_of]
+        return [*((name, other) for name, other in others if other), *controls]
+
+    def compared_with(self, arm: Arm) -> str:
+        """The arm's own, else the baseline; nothing for the baseline itself."""
+        if arm.versus is not None:
+            return arm.versus
+        return "" if arm.name == self.baseline or arm.control_of else self.baseline
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, interpolate, pad
 
+import tam
 from tam import registry
 from tam.lab.damping import (
     check_damping,
@@ -54,8 +55,12 @@ class Config:
     epochs: int
     batch: int = 128
     options: dict[str, Any] = field(default_factory=dict)
-    schedule: str = "cosine"  # or "constant"
+    schedule: str = "cosine"  # or "constant"; or "tail": constant, and a cosine to 0 in the last fifth
     halve_at: int | None = None  # the epoch from which lr is half of what the schedule says
+    sgdm_from: int | None = None  # the epoch from which SGDM is at work, at the effective lr TAM had
+    buffers: str = "keep"  # or "rescale": what becomes of the momentum at the switch
+    keep_at: tuple[int, ...] = ()  # epochs after which the state is kept, for copies to begin from
+    order: int = 0  # of the batches: copies have others
     held_out: int = 10000  # images to validate on
     augment: bool = True  # random crops after padding by an eighth of the height, and flips
     grouped: bool = False  # a parameter group for each part of the network
@@ -72,14 +77,19 @@ class Config:
         get_model(self.model)
         if min(self.epochs, self.batch, self.held_out) < 1:
             raise ValueError("epochs, batch and held_out must be at least 1")
-        if self.schedule not in ("cosine", "constant"):
-            raise ValueError(f"schedule={self.schedule!r}: must be 'cosine' or 'constant'")
+        if self.schedule not in ("cosine", "constant", "tail"):
+            raise ValueError(f"schedule={self.schedule!r}: must be 'cosine', 'constant' or 'tail'")
+        if self.sgdm_from is not None and (not 0 < self.sgdm_from < self.epochs or self.optimizer != "tam"):
+            raise ValueError("sgdm_from must be an epoch of TAM's run")
         check_damping(self)
 
     def learning_rate(self, epoch: int) -> float:
         """Of an epoch, the first being 0."""
         lr = self.lr / 2 if self.halve_at is not None and epoch >= self.halve_at else self.lr
-        return lr if self.schedule == "constant" else lr * (1 + math.cos(math.pi * epoch / self.epochs)) / 2
+        begin = {"cosine": 0, "constant": self.epochs, "tail": self.epochs - self.epochs // 5}[self.schedule]
+        if epoch < begin:
+            return lr
+        return lr * (1 + math.cos(math.pi * (epoch - begin) / (self.epochs - begin))) / 2
 
 
 @dataclass(frozen=True)
@@ -132,7 +142,8 @@ class Draws:
 
     def epoch(self, epoch: int) -> None:
         n = len(self.indices)
-        generator = torch.Generator().manual_seed(self.config.seed * 100003 + epoch)
+        seed = self.config.seed * 100003 + epoch + self.config.order * 50_000_017
+        generator = torch.Generator().manual_seed(seed)
         self.order.copy_(self.indices[torch.randperm(n, generator=generator)])
         if self.config.augment:
             self.shift.copy_(torch.randint(0, 2 * self.pad + 1, (n, 2), generator=generator))
@@ -208,7 +219,28 @@ class Training:
             for name, p in self.model.named_parameters():
                 parts.setdefault(".".join(name.split(".")[:2]), []).append(p)
             params = [{"params": part} for part in parts.values()]
-        return record.create(params, lr=self.lr, **options)
+        first = record.create(params, lr=self.lr, **options)
+        if self.config.sgdm_from is None:
+            return first
+        steps = self.config.sgdm_from * self.steps
+        return tam.Warmup(first, self._sgdm, steps, buffers=self.config.buffers)
+
+    def _sgdm(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
+        """What follows TAM: SGDM at half its lr."""
+        decay = self.config.options.get("weight_decay", 0.0)
+        fused = True if self.device.type == "cuda" else None
+        return torch.optim.SGD(groups, lr=self.lr / 2, momentum=0.9, weight_decay=decay, fused=fused)
+
+    def begin(self, epoch: int) -> None:
+        """Its lr, its batches and, in a warm-up, its optimizer."""
+        self.lr.fill_(self.config.learning_rate(epoch))
+        self.draws.epoch(epoch)
+        self.position.zero_()
+        torch.manual_seed(self.config.seed * 100003 + epoch)  # a network's own draws
+        if epoch == self.config.sgdm_from:
+            assert isinstance(self.optimizer, tam.Warmup)
+            self.optimizer.switch()  # a graph does not count its steps
+            self.graph, self.eager = None, 0
 
     def _loss_of(self, images: Tensor, labels: Tensor, shift: Tensor, flip: Tensor) -> Tensor:
         x = self._resized(prepare(images, shift, flip, self.mean, self.std))
@@ -284,7 +316,8 @@ class Training:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.model.load_state_dict(state["model"])
-        own = [{k: group[k] for k in OF_THE_DEVICE if k in group} for group in self.optimizer.param_groups]
+        keys = ("lr",) if isinstance(self.optimizer, tam.Warmup) else OF_THE_DEVICE
+        own = [{k: group[k] for k in keys if k in group} for group in self.optimizer.param_groups]
         self.optimizer.load_state_dict(state["optimizer"])
         for group, flags in zip(self.optimizer.param_groups, own, strict=True):
             group |= flags  # torch has put the checkpoint's there
@@ -304,7 +337,7 @@ def run(
     """
     settings = Config(**config)
     training = Training(settings, data_folder, device, given_alignment(settings, folder))
-    check_length(training.given, training.steps * settings.epochs)
+    check_length(training.given, training.steps * (settings.sgdm_from or settings.epochs))
     steps: list[Tensor] = []  # what was seen of every step, by epoch
     first, spent = 0, 0.0
     found = folder.load(device)
@@ -315,10 +348,7 @@ def run(
     begin = saved = time.monotonic()
     metrics: dict[str, Any] = {}
     for epoch in range(first, settings.epochs):
-        training.lr.fill_(settings.learning_rate(epoch))
-        training.draws.epoch(epoch)
-        training.position.zero_()
-        torch.manual_seed(settings.seed * 100003 + epoch)  # a network's own draws
+        training.begin(epoch)
         for _ in range(training.steps):
             training.step()
             yield None
@@ -334,6 +364,8 @@ def run(
         metrics = row_of(epoch, settings.learning_rate(epoch), loss, norm, s, float(host[-1]))
         folder.log(metrics)
         yield Progress(epoch + 1, settings.epochs, metrics)
+        if epoch + 1 in settings.keep_at:
+            folder.write(state_file(epoch + 1), training.state_dict())
         if not math.isfinite(loss):
             break
         now = time.monotonic()
@@ -345,11 +377,17 @@ def run(
             }
             folder.save(epoch + 1, state)
             saved = now
-    keep_alignment(folder, torch.cat(steps)[:, ALIGNMENT])
+    measured = training.steps * (settings.sgdm_from or settings.epochs)
+    keep_alignment(folder, torch.cat(steps)[:measured, ALIGNMENT])
     result = result_of(metrics, training.model) | {"settings": resolved(settings, training.optimizer)}
     if settings.test:
         result["test"] = float(training.accuracy(*training.data.test))
     folder.finish(result, spent + time.monotonic() - begin, device)
+
+
+def state_file(epoch: int) -> str:
+    """Where the state after an epoch is kept."""
+    return f"state-{epoch:03d}.pt"
 
 
 def row_of(epoch: int, lr: float, loss: float, norm: float, s: float, validation: float) -> dict[str, Any]:

@@ -49,14 +49,17 @@ def table(plan: Plan, differences: Differences) -> tuple[list[str], list[list[st
         arm, values, test = outcome.arm, outcome.values(study.outcome), outcome.values("test")
         row = [arm.name, _lr(outcome), _count(outcome, len(values))]
         row += [_shown(values, study.digits) or "not run", _shown(test, study.digits)]
-        difference = differences.get((study.name, arm.name, study.baseline))
+        other = study.compared_with(arm)
+        difference = differences.get((study.name, arm.name, other))
         if difference is not None:
             row += _difference(difference, study.digits, outcome.wanted)
         else:
             row += ["", "", "", f"control of {arm.control_of}" if arm.control_of else ""]
         paper = study.paper.get(arm.name)
         rows.append([*row, "" if paper is None else _paper(*paper)])
-    named = {"baseline": study.baseline, "label": study.label, "test": study.test_label}
+    single = not any(arm.versus for arm in study.arms)
+    named = {"baseline": study.baseline if single else "its counterpart"}
+    named |= {"label": study.label, "test": study.test_label}
     header = [column.format(**named) for column in HEADER]
     empty = [
         i
@@ -245,8 +248,11 @@ def curves(plan: Plan, key: str) -> Iterator[charts.Series]:
         runs = [run for run in runs if run and key in run[0]]
         if not runs:
             continue
-        epochs = [row["epoch"] for row in max(runs, key=len)]  # one that diverged has fewer
-        columns = [[run[i][key] for run in runs if i < len(run)] for i in range(len(epochs))]
+        found: dict[int, list[float]] = {}  # not all runs have it at all epochs
+        for row in (row for run in runs for row in run if key in row):
+            found.setdefault(row["epoch"], []).append(row[key])
+        epochs = sorted(found)
+        columns = [found[epoch] for epoch in epochs]
         yield charts.Series(
             outcome.arm.name, epochs, [*map(mean, columns)], [*map(min, columns)], [*map(max, columns)], style
         )

@@ -38,7 +38,7 @@ def gain(optimizer: str, options: Mapping[str, Any]) -> float:
 # ---------------------------------------------------------------------- controls
 
 
-OF_THE_COSINE = ("grouped", "decay_in_cosine")  # settings that mean nothing to an optimizer without one
+OF_TAM = ("grouped", "decay_in_cosine", "sgdm_from", "buffers")  # settings that mean nothing to others
 
 
 def controls(arm: Arm) -> tuple[Arm, ...]:
@@ -47,7 +47,7 @@ def controls(arm: Arm) -> tuple[Arm, ...]:
     known = inspect.signature(other.cls).parameters
     options = {k: v for k, v in arm.options.items() if k in known}
     ratio = gain(arm.optimizer, arm.options) / gain(other.name, options)
-    settings = {k: v for k, v in arm.settings.items() if k not in OF_THE_COSINE}
+    settings = {k: v for k, v in arm.settings.items() if k not in OF_TAM}
     found = [
         Arm(f"{other.title} at {arm.name}'s effective lr", other.name, (), options, settings,
             control_of=arm.name, lr_ratio=ratio)
@@ -63,6 +63,8 @@ def controls(arm: Arm) -> tuple[Arm, ...]:
 
 def with_controls(study: Study) -> Study:
     """The study with the controls of every arm that can have them."""
+    if not study.controls:
+        return study
     known = {arm.name for arm in study.arms}
     torques = [arm for arm in study.arms if registry.get(arm.optimizer).has_alignment and not arm.control_of]
     found = [control for arm in torques for control in controls(arm) if control.name not in known]

@@ -1,0 +1,207 @@
+"""Mode connectivity: two copies of a run, trained on with other batches, and the barrier between them.
+
+A trial begins from the state a run has left after an epoch (`Config.keep_at` of images), or trains up to it
+itself, and trains two copies that differ in the order and augmentation of their batches alone. Its outcome is
+the largest rise of the loss on the straight line between their weights.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from pathlib import Path
+from statistics import mean, median
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from tam import landscape
+from tam.lab import images
+from tam.lab.images import Progress, Training, normalise, resolved, state_file, told
+from tam.lab.models import parameters
+from tam.lab.store import LabError, TrialFolder
+
+COPIES = (1, 2)  # the orders of their batches
+FOR_STATISTICS = (10, 500)  # batches of images over which batch norm is estimated anew
+POINTS = 11  # on the line, its ends included
+
+
+@dataclass(frozen=True)
+class Config(images.Config):
+    """A run, and where its copies begin."""
+
+    at: int = 0  # after so many epochs
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not 0 <= self.at < self.epochs:
+            raise ValueError(f"at={self.at}: must be an epoch before the last")
+        if self.sgdm_from is not None or self.damping is not None:
+            raise ValueError("copies of a warm-up or of a control are not provided for")
+
+    @property
+    def trunk(self) -> images.Config:
+        """The run up to there: at its own lr, whatever the copies' tail."""
+        given = {f.name: getattr(self, f.name) for f in fields(images.Config)}
+        given |= {"schedule": "constant" if self.schedule == "tail" else self.schedule, "test": False}
+        return images.Config(**given)
+
+
+def config_of(**options: Any) -> dict[str, Any]:
+    """A trial's config, checked, without defaults; it always tells itself from a run."""
+    found = Config(**options)
+    return {**told(found), "at": found.at}
+
+
+def check(trial: dict[str, Any], data_folder: Path) -> None:
+    """Raises where the data is not there."""
+    images.check({k: v for k, v in trial.items() if k != "at"}, data_folder)
+
+
+def run(
+    config: dict[str, Any],
+    folder: TrialFolder,
+    data_folder: Path,
+    device: torch.device,
+    save_every: float = 60.0,
+) -> Iterator[Progress | None]:
+    """Trains the copies, from the last checkpoint where there is one, and measures the line between them."""
+    settings = Config(**config)
+    copies = [Training(_copy(settings, order), data_folder, device, None) for order in COPIES]
+    found, spent, first = folder.load(device), 0.0, settings.at
+    if found is not None:
+        first, state = found
+        spent = float(state["seconds"])
+        for copy, own in zip(copies, state["copies"], strict=True):
+            copy.load_state_dict(own)
+    else:
+        yield from _begin(copies, settings, folder, data_folder, device)
+    begin = saved = time.monotonic()
+    loss = math.nan
+    for epoch in range(first, settings.epochs):
+        for copy in copies:
+            copy.begin(epoch)
+        for _ in range(copies[0].steps):
+            for copy in copies:
+                copy.step()
+            yield None
+        accuracies = [float(copy.accuracy(*validation(copy))) for copy in copies]
+        loss = mean(float(copy.seen[:, 0].double().mean()) for copy in copies)
+        row = {
+            "epoch": epoch + 1,
+            "lr": settings.learning_rate(epoch),
+            "loss": loss,
+            "validation": mean(accuracies),
+        }
+        folder.log(row)
+        yield Progress(epoch + 1, settings.epochs, row)
+        if not math.isfinite(loss):
+            break
+        now = time.monotonic()
+        if now - saved > save_every and epoch + 1 < settings.epochs:
+            states = [copy.state_dict() for copy in copies]
+            folder.save(epoch + 1, {"copies": states, "seconds": spent + now - begin})
+            saved = now
+    result = {
+        **barriers(copies[0], copies[1]), "validation": folder.rows[-1]["validation"], "loss": loss,
+        "diverged": not math.isfinite(loss), "epochs": len(folder.rows),
+        "parameters": parameters(copies[0].model), "settings": resolved(settings, copies[0].optimizer),
+    }  # fmt: skip
+    folder.finish(result, spent + time.monotonic() - begin, device)
+
+
+def _copy(settings: Config, order: int) -> images.Config:
+    given = {f.name: getattr(settings, f.name) for f in fields(images.Config)}
+    return images.Config(**{**given, "order": order, "test": False, "keep_at": ()})
+
+
+def _begin(
+    copies: Sequence[Training], settings: Config, folder: TrialFolder, data_folder: Path, device: torch.device
+) -> Iterator[None]:
+    """Both copies at the run's state: the one it has left, else one trained here."""
+    if settings.at == 0:
+        return  # both are as they were made
+    root = folder.path.parent.parent
+    for test in (True, False):  # a run that was compared, or one that was not
+        trunk = TrialFolder(root, told(replace(settings.trunk, test=test)))
+        path = trunk.path / state_file(settings.at)
+        if path.exists():
+            try:
+                state = torch.load(path, map_location=device, weights_only=True)
+            except Exception as error:  # torch raises whatever its reader meets
+                raise LabError(
+                    f"{path} is damaged: remove it, and copies train up to there themselves"
+                ) from error
+            break
+    else:
+        training = Training(settings.trunk, data_folder, device, None)
+        for epoch in range(settings.at):
+            training.begin(epoch)
+            for _ in range(training.steps):
+                training.step()
+                yield None
+        state = training.state_dict()
+    for copy in copies:
+        copy.load_state_dict(state)
+
+
+def validation(training: Training) -> tuple[Tensor, Tensor]:
+    """The images held out."""
+    return training.images[training.validation], training.labels[training.validation]
+
+
+@torch.no_grad()
+def barriers(a: Training, b: Training) -> dict[str, float]:
+    """On training and validation loss, with batch norm's statistics as interpolated and estimated anew."""
+    kept = a.draws.indices.to(a.images.device)
+    parts = {"train": (a.images[kept], a.labels[kept]), "validation": validation(a)}
+    count, size = FOR_STATISTICS
+    batches = [normalise(x, a.mean, a.std) for x in torch.split(parts["train"][0][: count * size], size)]
+    found = {}
+    for training in (a, b):
+        training.model.eval()
+    for name, part in parts.items():
+        loss = partial(_loss, a, *part)
+        for suffix, anew in (("", batches), ("_as_they_are", None)):
+            line = landscape.barrier(a.model, b.model, loss, points=POINTS, batches=anew)
+            found[f"barrier_{name}{suffix}"] = line.height
+    return {"barrier": found["barrier_train"], **found}
+
+
+def _loss(training: Training, x: Tensor, y: Tensor, model: nn.Module) -> float:
+    model.eval()
+    total = torch.zeros((), dtype=torch.float64, device=training.device)
+    for images_of, labels in zip(torch.split(x, 2000), torch.split(y, 2000), strict=True):
+        shown = normalise(images_of.to(training.device), training.mean, training.std)
+        with torch.autocast(training.device.type, training.dtype, enabled=training.dtype is torch.bfloat16):
+            out = model(shown)
+        total += cross_entropy(out.float(), labels.to(training.device), reduction="sum").double()
+    return float(total) / len(y)
+
+
+# ---------------------------------------------------------------------- jumps of the gradient norm
+
+
+@dataclass(frozen=True)
+class Jump:
+    """An abrupt rise: the epoch, and by what factor."""
+
+    epoch: int
+    size: float
+
+
+def first_jump(norms: Sequence[float], window: int = 10, factor: float = 1.5) -> Jump | None:
+    """The first epoch, counted from 1, whose |g| is this many times the median of the epochs before it.
+
+    A slow rise is none: the median follows it. `window` epochs come before one that is judged.
+    """
+    for i in range(window, len(norms)):
+        before = median(norms[i - window : i])
+        if norms[i] > factor * before:
+            return Jump(i + 1, norms[i] / before)
+    return None

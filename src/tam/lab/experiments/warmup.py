@@ -1,0 +1,183 @@
+"""Warm-up with TAM and mode connectivity (the paper's section 4.4), ResNet18 on CIFAR-10 at a fixed lr.
+
+The paper shows curves: validation accuracy is higher with a warm-up by TAM than with SGDM; a jump of the
+gradient norm comes 5 to 10 epochs later with TAM; the maximum loss barrier falls until epoch 50, then rises,
+and is lower with TAM.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from statistics import mean
+from typing import Any
+
+from tam.lab import connectivity, images, variants
+from tam.lab.charts import Series, line_chart, table
+from tam.lab.connectivity import first_jump
+from tam.lab.experiment import Arm, Experiment, Plan, Study
+from tam.lab.experiments.images import CHOICES as IMAGES
+from tam.lab.outcome import Outcome, outcomes
+
+CHOICES = {
+    **IMAGES,
+    "schedule": "a fixed lr, as the paper has it.",
+    "lr": "the paper states none: TAM at 0.1 (its default for momentum methods, SGDM's too) and at 0.2 "
+    "(SGDM's effective lr) are studies of their own.",
+    "the switch": "after sw epochs TAM hands over to SGDM at half its lr, the momentum kept as it is; "
+    "'rescaled' has it multiplied so that the step does not dip at the switch.",
+    "sw": "25 and 50 epochs, as in the paper, and 100, ours.",
+    "a jump": "the first epoch whose gradient norm is 1.5 times the median of the ten before it.",
+    "copies": "begin from the run's state after an epoch, optimizer and all, and have other batches to the "
+    "end; at the fixed lr, or with a cosine to 0 over the last fifth. The paper trains them 'until "
+    "convergence'.",
+    "barrier": "the largest of 11 points on the line, above the mean of its ends; on the training loss with "
+    "batch norm estimated anew. On validation loss, and with the statistics as interpolated, it is in the "
+    "results and drawn, too.",
+}
+DECAY: dict[str, Any] = {"weight_decay": 1e-4}
+SWITCHES = (25, 50, 100)
+SPAWNED = (5, 25, 50, 100, 150)
+WORKLOAD: dict[str, Any] = {
+    "data": "cifar10", "model": "resnet18", "epochs": 200, "batch": 128, "schedule": "constant",
+    "keep_at": SPAWNED,
+}  # fmt: skip
+
+
+def study(lr: float, switches: tuple[int, ...] = SWITCHES, **workload: Any) -> Study:
+    """TAM at this lr."""
+    tam = Arm("TAM", "tam", (lr,), DECAY)
+    rescaled = {"sgdm_from": switches[1], "buffers": "rescale"}
+    arms = [
+        Arm("SGDM", "sgdm", (0.1,), DECAY),
+        Arm("SGDM, half its lr", "sgdm", (0.05,), DECAY),
+        tam,
+        *(Arm(f"SGDM, halved at {sw}", "sgdm", (0.1,), DECAY, {"halve_at": sw}) for sw in switches),
+        *(Arm(f"TAM until {sw}, then SGDM", "tam", (lr,), DECAY, {"sgdm_from": sw}) for sw in switches),
+        Arm(f"TAM until {switches[1]}, rescaled", "tam", (lr,), DECAY, rescaled),
+        *variants.controls(tam),
+    ]
+    return Study(
+        f"tam{lr:g}",
+        f"Warm-up, TAM at {lr:g}",
+        {**WORKLOAD, **workload},
+        tuple(arms),
+        baseline="SGDM",
+        seeds=(0, 1, 2),
+        choices={
+            "the paper says": "TAM, with and without a switch, has a higher validation accuracy than SGDM."
+        },
+    )
+
+
+def copies(schedule: str, spawned: tuple[int, ...] = SPAWNED, **workload: Any) -> Study:
+    """The barrier between two copies that begin at chosen epochs."""
+    sgdm = "SGDM 0.1, from {}"
+    arms = [
+        Arm(f"{name} {lr:g}, from {at}", name.lower(), (lr,), DECAY, {"at": at}, versus.format(at))
+        for at in spawned
+        for name, lr, versus in (("SGDM", 0.1, ""), ("TAM", 0.1, sgdm), ("TAM", 0.2, sgdm))
+    ]
+    return Study(
+        f"copies-{schedule}",
+        f"Loss barrier between two copies, {'a fixed lr' if schedule == 'constant' else 'an annealed tail'}",
+        {**WORKLOAD, **workload, "schedule": schedule},
+        tuple(arms),
+        baseline=arms[0].name,
+        seeds=(0, 1),
+        outcome="barrier",
+        label="barrier (training loss)",
+        higher=False,
+        margin=0.05,
+        digits=3,
+        controls=False,
+        choices={
+            "the paper says": "the barrier falls until epoch 50, then rises; TAM's is lower.",
+            "comparisons": "TAM's copies with SGDM's from the same epoch.",
+        },
+    )
+
+
+def figures(plan: Plan) -> list[str]:
+    """The barriers against the epoch at which copies begin; the jumps of the gradient norm."""
+    found = [outcome for outcome in outcomes(plan) if outcome.folders]
+    if not found:
+        return []
+    return _jumps(found) if plan.study.outcome != "barrier" else _barriers(found)
+
+
+def _jumps(found: list[Outcome]) -> list[str]:
+    rows = []
+    for outcome in found:
+        for seed, folder in outcome.folders.items():
+            jump = first_jump([row["grad_norm"] for row in folder.metrics()])
+            told = ["none", ""] if jump is None else [str(jump.epoch), f"{jump.size:.2f}"]
+            rows.append([outcome.arm.name, str(seed), *told])
+    return [table(["arm", "seed", "first jump of |g| at epoch", "times the median before"], rows)]
+
+
+BARRIERS = {
+    "barrier_train": "training loss",
+    "barrier_validation": "validation loss",
+    "barrier_train_as_they_are": "training loss, statistics as interpolated",
+    "barrier_validation_as_they_are": "validation loss, statistics as interpolated",
+}
+
+
+def _barriers(found: list[Outcome]) -> list[str]:
+    charts = []
+    for key, title in BARRIERS.items():
+        lines: dict[str, dict[float, list[float]]] = {}  # by arm and epoch
+        for outcome in found:
+            name, at = outcome.arm.name.split(",")[0], float(outcome.arm.settings["at"])
+            lines.setdefault(name, {})[at] = list(outcome.values(key).values())
+        series = []
+        for name, by_epoch in lines.items():
+            kept = {epoch: values for epoch, values in by_epoch.items() if values}
+            columns = list(kept.values())
+            middle, low, high = [*map(mean, columns)], [*map(min, columns)], [*map(max, columns)]
+            series.append(Series(name, list(kept), middle, low, high))
+        charts.append(line_chart(series, f"Barrier: {title}", "epoch at which copies begin", "barrier"))
+    return charts
+
+
+def run(config: dict[str, Any], *arguments: Any) -> Any:
+    """A run, or two copies of one."""
+    return (connectivity if "at" in config else images).run(config, *arguments)
+
+
+def config_of(**options: Any) -> dict[str, Any]:
+    return connectivity.config_of(**options) if "at" in options else images.config_of(**options)
+
+
+def check(trial: dict[str, Any], *arguments: Any) -> None:
+    (connectivity if "at" in trial else images).check(trial, *arguments)
+
+
+FIXED, TAIL = copies("constant"), copies("tail")
+SMALL: dict[str, Any] = {
+    "data": "digits", "model": "tiny", "batch": 64, "held_out": 300, "limit": 256, "epochs": 5,
+    "keep_at": (1, 2),
+}  # fmt: skip
+
+EXPERIMENT = Experiment(
+    "warmup",
+    "Warm-up with TAM and mode connectivity (the paper's section 4.4)",
+    run,
+    config_of,
+    {
+        "paper": (study(0.1), study(0.2), FIXED, TAIL),
+        "fair": tuple(variants.fair(one) for one in (study(0.1), study(0.2))),
+        "quick": (
+            study(0.2, (5, 10), epochs=30, keep_at=(5, 10)),
+            copies("tail", (5, 10), epochs=30, keep_at=(5, 10)),
+        ),
+        "smoke": tuple(
+            replace(one, seeds=(0, 1), choices=variants.SMALL)
+            for one in (study(0.2, (1, 2), **SMALL), copies("tail", (1, 2), **SMALL))
+        ),
+    },
+    CHOICES,
+    variants.CURVES,
+    figures,
+    check,
+)

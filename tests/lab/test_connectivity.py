@@ -1,0 +1,147 @@
+"""Warm-up and mode connectivity: the switch against a loop written out, copies, barriers, jumps."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+import tam
+from tam.lab import connectivity, images
+from tam.lab.connectivity import first_jump
+from tam.lab.store import LabError, TrialFolder
+from tests.lab.test_images import config as run_config
+from tests.lab.test_images import outcome, run
+
+CPU = torch.device("cpu")
+
+
+def pair(root: Path, steps: int | None = None, **more: Any) -> TrialFolder:
+    """Two copies."""
+    torch.set_num_threads(1)
+    given = {**run_config(schedule="constant", epochs=5, keep_at=(2,)), "at": 2, **more}
+    folder = TrialFolder(root, connectivity.config_of(**given))
+    with folder.at_work():
+        for _ in itertools.islice(connectivity.run(folder.config, folder, root, CPU, 0.0), steps):
+            pass
+    return folder
+
+
+@pytest.mark.parametrize("buffers", ["keep", "rescale"])
+def test_a_warm_up_is_tam_and_then_sgdm_at_half_its_lr(buffers: str, tmp_path: Path) -> None:
+    """With TAM's momentum as it is, or doubled: at d = 1/2 SGDM's is twice TAM's."""
+    torch.set_num_threads(1)
+    more = {"augment": False, "epochs": 4, "schedule": "constant", "lr": 0.05}
+    folder = run(tmp_path, sgdm_from=2, buffers=buffers, **more)
+    training = images.Training(images.Config(**run_config(**more)), tmp_path, CPU, None)
+    model, optimizer = training.model, tam.TAM(training.model.parameters(), lr=0.05)
+    second = torch.optim.SGD(model.parameters(), lr=0.025, momentum=0.9)
+    losses = []
+    for epoch in range(4):
+        training.draws.epoch(epoch)
+        total = 0.0
+        for batch in training.draws.order.reshape(5, 64):
+            x = images.normalise(training.images[batch], training.mean, training.std)
+            loss = cross_entropy(model(x), training.labels[batch])
+            model.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            (optimizer if epoch < 2 else second).step()
+            total += loss.item() / 5
+        if epoch == 1:
+            factor = 1.0 if buffers == "keep" else 2.0
+            for p in model.parameters():
+                second.state[p]["momentum_buffer"] = factor * optimizer.state[p]["momentum_buffer"]
+        losses.append(total)
+    assert [row["loss"] for row in folder.metrics()] == pytest.approx(losses, rel=1e-4)
+    assert ["alignment" in row for row in folder.metrics()] == [True, True, False, False]
+    assert len(torch.load(folder.path / "alignment.pt", weights_only=True)) == 10
+
+
+def test_a_killed_warm_up_ends_with_the_same_bits(tmp_path: Path) -> None:
+    whole = outcome(run(tmp_path / "whole", sgdm_from=2))
+    for steps in (8, 13):  # before and after the switch
+        run(tmp_path / str(steps), steps, sgdm_from=2)
+        assert outcome(run(tmp_path / str(steps), sgdm_from=2)) == whole
+
+
+def test_schedules() -> None:
+    tail = images.Config(**run_config(schedule="tail", epochs=10, lr=1.0))
+    assert [tail.learning_rate(epoch) for epoch in (0, 7, 8, 9)] == pytest.approx([1, 1, 1, 0.5])
+    with pytest.raises(ValueError, match="sgdm_from must be an epoch of TAM's run"):
+        run_config(sgdm_from=3)  # of 3
+    with pytest.raises(ValueError, match="schedule='step'"):
+        run_config(schedule="step")
+
+
+def test_copies_begin_from_what_a_run_has_left_or_train_up_to_there(tmp_path: Path) -> None:
+    run(tmp_path / "left", schedule="constant", epochs=5, keep_at=(2,))
+    left, own = pair(tmp_path / "left"), pair(tmp_path / "own")
+    assert outcome(left) == outcome(own)
+    assert [row["epoch"] for row in left.metrics()] == [3, 4, 5]
+    result = left.result
+    assert result is not None and result["barrier"] == result["barrier_train"] >= 0
+    (kept,) = (tmp_path / "left").glob("trials/*/state-002.pt")
+    kept.write_bytes(b"damaged")
+    left.path.joinpath("result.json").unlink()
+    with pytest.raises(LabError, match=r"state-002.pt is damaged"):
+        pair(tmp_path / "left")
+
+
+def test_copies_differ_in_their_batches_alone(tmp_path: Path) -> None:
+    made = [
+        images.Training(images.Config(**run_config(order=order)), tmp_path, CPU, None) for order in (0, 1, 2)
+    ]
+    for training in made:
+        training.draws.epoch(3)
+    orders = [training.draws.order for training in made]
+    assert not torch.equal(orders[1], orders[2]) and not torch.equal(orders[0], orders[1])
+    assert all(torch.equal(training.validation, made[0].validation) for training in made)
+    assert all(torch.equal(order.sort().values, orders[0].sort().values) for order in orders)
+
+
+def test_killed_copies_end_with_the_same_bits(tmp_path: Path) -> None:
+    whole = outcome(pair(tmp_path / "whole", schedule="tail"))
+    pair(tmp_path / "parts", 18, schedule="tail")  # 10 steps up to there, and in the second epoch from there
+    assert outcome(pair(tmp_path / "parts", schedule="tail")) == whole
+
+
+def test_barriers_against_a_line_written_out(tmp_path: Path) -> None:
+    torch.set_num_threads(1)
+    a, b = (images.Training(images.Config(**run_config(order=i)), tmp_path, CPU, None) for i in (1, 2))
+    assert all(height == pytest.approx(0, abs=1e-6) for height in connectivity.barriers(a, b).values())
+    for training in (a, b):
+        training.begin(0)
+        for _ in range(5):
+            training.step()
+    found = connectivity.barriers(a, b)
+    ends, between = [training.model.state_dict() for training in (a, b)], copy.deepcopy(a.model).eval()
+    for name, rows in (("train", a.draws.indices), ("validation", a.validation)):
+        x, y = images.normalise(a.images[rows], a.mean, a.std), a.labels[rows]
+        losses = []
+        for i in range(11):
+            mixed = {k: torch.lerp(v.double(), ends[1][k].double(), i / 10) for k, v in ends[0].items()}
+            between.load_state_dict({k: v.to(ends[0][k].dtype) for k, v in mixed.items()})
+            with torch.no_grad():
+                losses.append(float(cross_entropy(between(x), y)))
+        height = max(losses) - (losses[0] + losses[-1]) / 2
+        assert found[f"barrier_{name}_as_they_are"] == pytest.approx(height, rel=1e-3, abs=1e-5)
+        assert found[f"barrier_{name}"] != found[f"barrier_{name}_as_they_are"]
+
+
+def test_jumps() -> None:
+    assert first_jump([1.0] * 30) is None
+    assert first_jump([1.02**i for i in range(60)]) is None  # slow
+    jump = first_jump([1.0] * 20 + [1.8, 1.9] + [1.0] * 10)
+    assert jump is not None and (jump.epoch, jump.size) == (21, pytest.approx(1.8))
+    assert first_jump([9.0, 1.0, 1.0]) is None  # too few to tell
+
+
+@pytest.mark.parametrize("mistake", [{"at": 5}, {"at": -1}, {"sgdm_from": 3}])
+def test_mistakes(mistake: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"at=|not provided for"):
+        pair(tmp_path, **mistake)
