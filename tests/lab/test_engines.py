@@ -129,7 +129,7 @@ def test_a_device_that_fails_ends_the_process(tmp_path: Path, monkeypatch: pytes
     def fails(self: object) -> None:
         raise RuntimeError("CUDA error: device-side assert triggered")
 
-    monkeypatch.setattr("tam.lab.images.Training.step", fails)
+    monkeypatch.setattr("tam.lab.images.Training._step", fails)
     with pytest.raises(RuntimeError, match="device-side assert"):
         here(tmp_path, jobs(1))
 

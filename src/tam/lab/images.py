@@ -35,10 +35,10 @@ from tam.lab.damping import (
     watched,
 )
 from tam.lab.data import ImageData, files, find, load, split
+from tam.lab.graphed import Graphed
 from tam.lab.models import get_model, parameters
 from tam.lab.store import LabError, TrialFolder, digest_of
 
-EAGER = 3  # steps before the graph is captured: they compile, and make the optimizer's state
 OF_THE_DEVICE = ("lr", "fused", "foreach", "capturable")  # options that are not a checkpoint's
 ALIGNMENT = 2  # the columns of what is seen of a step: loss, |g|, s
 
@@ -205,8 +205,7 @@ class Training:
         self.lanes = torch.arange(config.batch, device=device)
         self.seen = torch.zeros(self.steps, 3, device=device)
         self.loss_of = torch.compile(self._loss_of, dynamic=False) if cuda else self._loss_of
-        self.graph: Any = None
-        self.eager = 0
+        self.step = Graphed(self._step, device)
 
     def _make_optimizer(self) -> torch.optim.Optimizer:
         record, options = registry.get(self.config.optimizer), dict(self.config.options)
@@ -240,7 +239,7 @@ class Training:
         if epoch == self.config.sgdm_from:
             assert isinstance(self.optimizer, tam.Warmup)
             self.optimizer.switch()  # a graph does not count its steps
-            self.graph, self.eager = None, 0
+            self.step.forget()
 
     def _loss_of(self, images: Tensor, labels: Tensor, shift: Tensor, flip: Tensor) -> Tensor:
         x = self._resized(prepare(images, shift, flip, self.mean, self.std))
@@ -252,21 +251,6 @@ class Training:
     def _resized(self, x: Tensor) -> Tensor:
         size = self.config.resize
         return x if size is None else interpolate(x, (size, size), mode="bilinear", antialias=True)
-
-    def step(self) -> None:
-        """One step, as a graph once it has been captured."""
-        if self.graph is not None:
-            self.graph.replay()
-            return
-        if self.device.type == "cuda" and self.eager == EAGER:
-            self.graph = torch.cuda.CUDAGraph()
-            here = torch.cuda.current_stream()  # an engine's; the default stream cannot be captured
-            with torch.cuda.graph(self.graph, stream=None if here == torch.cuda.default_stream() else here):
-                self._step()
-            self.graph.replay()
-            return
-        self._step()
-        self.eager += 1
 
     def _step(self) -> None:
         rows = self.position + self.lanes

@@ -25,10 +25,10 @@ from torch.nn.functional import cross_entropy
 from tam import functional
 from tam.lab.damping import check_damping, check_length, given_alignment, keep_alignment
 from tam.lab.data import files, find, load, split
+from tam.lab.graphed import Graphed
 from tam.lab.images import Progress, normalise, told
 from tam.lab.store import LabError, TrialFolder
 
-EAGER = 3  # steps before the graph is captured
 OPTIMIZERS = ("sgd", "sgdm", "tam")
 
 
@@ -156,8 +156,7 @@ class Population:
         if device.type == "cuda":
             self.update = torch.compile(self._update, dynamic=False)
             self.losses_of = torch.compile(self._losses_of, dynamic=False)
-        self.graph: Any = None
-        self.eager = 0
+        self.step = Graphed(self._step, device)
 
     def _load(self, config: Config, data_folder: Path) -> None:
         """The images of all, and which of them each seed learns from."""
@@ -220,20 +219,6 @@ class Population:
             self.drawn[i].copy_(self.indices[i][torch.randperm(self.indices.shape[1], generator=generator)])
         self.position.zero_()
         self.now.fill_(number)
-
-    def step(self) -> None:
-        """One step of all, as a graph once it has been captured."""
-        if self.graph is not None:
-            self.graph.replay()
-        elif self.device.type == "cuda" and self.eager == EAGER:
-            self.graph = torch.cuda.CUDAGraph()
-            here = torch.cuda.current_stream()  # an engine's; the default stream cannot be captured
-            with torch.cuda.graph(self.graph, stream=None if here == torch.cuda.default_stream() else here):
-                self._step()
-            self.graph.replay()
-        else:
-            self._step()
-            self.eager += 1
 
     def _step(self) -> None:
         chosen = self.drawn.index_select(1, self.position + self.lanes)  # [seeds, batch]
