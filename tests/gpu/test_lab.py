@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from tam.lab import images
+from tam.lab import connectivity, continual, graph, images, online
 from tam.lab.engines.work import Event, Job, Place, work
 from tam.lab.store import TrialFolder
 
@@ -83,3 +83,110 @@ def test_a_trial_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     assert again.metrics()[: len(before)] == before and len(again.metrics()) == 4
     assert again.metrics()[-1]["loss"] == pytest.approx(whole.metrics()[-1]["loss"], rel=0.1)
     assert len(torch.load(again.path / "alignment.pt", weights_only=True)) == 4 * steps
+
+
+def test_a_warm_up_is_captured_anew_at_its_switch(tmp_path: Path) -> None:
+    configs = [config(schedule="constant", sgdm_from=2, buffers=buffers) for buffers in ("keep", "rescale")]
+    found, expected = run(tmp_path / "gpu", "cuda", configs), run(tmp_path / "cpu", "cpu", configs)
+    for ours, theirs in zip(found, expected, strict=True):
+        for mine, other in zip(ours.metrics(), theirs.metrics(), strict=True):
+            assert mine["loss"] == pytest.approx(other["loss"], rel=0.1)
+            assert ("alignment" in mine) == ("alignment" in other) == (mine["epoch"] <= 2)
+        assert len(torch.load(ours.path / "alignment.pt", weights_only=True)) == len(
+            torch.load(theirs.path / "alignment.pt", weights_only=True)
+        )
+
+
+def test_copies_and_their_barrier(tmp_path: Path) -> None:
+    given = {**config(schedule="constant", keep_at=(2,)), "at": 2}
+    found = []
+    for device in ("cuda", "cpu"):
+        folder = TrialFolder(tmp_path / device, connectivity.config_of(**given))
+        with folder.at_work():
+            for _ in connectivity.run(folder.config, folder, tmp_path, torch.device(device), 1e9):
+                pass
+        assert folder.result is not None
+        found.append(folder.result)
+    assert found[0]["loss"] == pytest.approx(found[1]["loss"], rel=0.15)
+    assert found[0]["barrier"] == pytest.approx(found[1]["barrier"], rel=0.5, abs=0.05)
+
+
+def test_a_population_learns_what_it_learns_on_a_cpu(tmp_path: Path) -> None:
+    """All rules at once, in TF32 and as a graph; controls read another member's s inside it."""
+    shared = {
+        "depth": 2,
+        "epochs": 2,
+        "passes": 2,
+        "batch": 64,
+        "width": 16,
+        "data": "digits",
+        "held_out": 300,
+    }
+    arms = [("sgd", 0.1), ("sgdm", 0.02), ("tam", 0.04)]
+    configs = [
+        online.config_of(**shared, optimizer=name, lr=lr, seed=seed, delta=delta)
+        for name, lr in arms
+        for seed in (0, 1)
+        for delta in (40, 100)
+    ]
+    found = {}
+    for device in ("cuda", "cpu"):
+        folders = [TrialFolder(tmp_path / device, one) for one in configs]
+        source = folders[-1]
+        more = [
+            online.config_of(**{**configs[-1], "damping": how, "damping_of": source.key})
+            for how in ("same", "mean")
+        ]
+        for names in (configs, more):
+            members = [TrialFolder(tmp_path / device, one) for one in names]
+            for member in members:
+                member.path.mkdir(parents=True, exist_ok=True)
+            for _ in online.run_together(names, members, tmp_path, torch.device(device), 1e9):
+                pass
+        found[device] = [TrialFolder(tmp_path / device, one).metrics() for one in (*configs, *more)]
+        same, mean = (TrialFolder(tmp_path / device, one).path / "alignment.pt" for one in more)
+        s = torch.load(source.path / "alignment.pt", weights_only=True)
+        assert torch.equal(torch.load(same, weights_only=True), s)
+        assert len(torch.load(mean, weights_only=True).unique()) == 1
+    for ours, theirs in zip(found["cuda"], found["cpu"], strict=True):
+        for mine, other in zip(ours, theirs, strict=True):
+            assert mine["loss"] == pytest.approx(other["loss"], rel=0.05)
+            assert mine["online"] == pytest.approx(other["online"], abs=3)
+
+
+@pytest.mark.parametrize("method", ["naive", "lwf"])
+def test_continual_learning(method: str, tmp_path: Path) -> None:
+    given = {
+        "stream": "digits",
+        "model": "tiny",
+        "lr": 0.05,
+        "seed": 0,
+        "epochs": 3,
+        "batch": 32,
+        "test": True,
+    }
+    one = continual.config_of(**given, optimizer="tam", method=method, passes=2)
+    found = []
+    for device in ("cuda", "cpu"):
+        folder = TrialFolder(tmp_path / device, one)
+        with folder.at_work():
+            for _ in continual.run(one, folder, tmp_path, torch.device(device), 1e9):
+                pass
+        found.append(folder.metrics())
+    for mine, other in zip(*found, strict=True):
+        assert mine["loss"] == pytest.approx(other["loss"], rel=0.1)
+
+
+def test_a_graph_network(tmp_path: Path) -> None:
+    pytest.importorskip("torch_geometric")
+    given = {"optimizer": "tam", "lr": 0.02, "seed": 0, "epochs": 6, "data": "generated", "test": True}
+    one = graph.config_of(**given, switch=3)
+    found = []
+    for device in ("cuda", "cpu"):
+        folder = TrialFolder(tmp_path / device, one)
+        with folder.at_work():
+            for _ in graph.run(one, folder, tmp_path, torch.device(device), 1e9):
+                pass
+        found.append(folder.metrics())
+    for mine, other in zip(*found, strict=True):
+        assert mine["loss"] == pytest.approx(other["loss"], rel=0.01)

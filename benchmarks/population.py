@@ -1,0 +1,73 @@
+"""How long a task of online learning takes for a population of 180 networks: 40 passes through 40,000 images.
+
+    PYTHONPATH=src:. python3 benchmarks/population.py --data DATA --out FILE.json
+
+Passes after the first are timed one by one; a task is 40 times their median.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from statistics import median
+
+import torch
+
+from tam.lab import online
+from tam.lab.experiments.online import DELTAS, GRID
+from tam.lab.machine import machine
+
+
+def configs(depth: int) -> list[online.Config]:
+    """The paper's grids: three optimizers, four lrs, three deltas, five seeds."""
+    lrs = {"sgd": GRID, "sgdm": GRID, "tam": tuple(2 * lr for lr in GRID)}
+    return [
+        online.Config(depth, delta, name, lr, seed, epochs=1)
+        for name in lrs
+        for lr in lrs[name]
+        for delta in DELTAS
+        for seed in range(5)
+    ]
+
+
+def seconds(depth: int, data: Path, device: torch.device, passes: int) -> list[float]:
+    """Of each pass after the first."""
+    members = configs(depth)
+    population = online.Population(members, data, device, [None] * len(members))
+    population.begin(0)
+    found = []
+    for number in range(passes + 1):
+        begin = time.perf_counter()
+        population.draw(0, number)
+        for _ in range(population.steps):
+            population.step()
+        torch.cuda.synchronize()
+        found.append(time.perf_counter() - begin)
+    return found[1:]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--data", type=Path, required=True)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--passes", type=int, default=10)
+    arguments = parser.parse_args()
+    torch.set_float32_matmul_precision("high")
+    device = torch.device("cuda")
+    found = {}
+    for depth in (2, 4):
+        with torch.cuda.stream(torch.cuda.Stream()):
+            each = seconds(depth, arguments.data, device, arguments.passes)
+        found[f"depth {depth}"] = {"passes": each, "task": 40 * median(each)}
+        print(f"depth {depth}: {40 * median(each):.1f} s a task of 180 networks")
+    if arguments.out:
+        text = json.dumps({"machine": machine(device), "seconds": found}, indent=1)
+        arguments.out.write_text(text + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
