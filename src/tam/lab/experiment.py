@@ -141,11 +141,12 @@ class Experiment:
     presets: Mapping[str, tuple[Study, ...]]
     choices: Mapping[str, str]  # what the paper does not say, and what was chosen for which reason
     curves: tuple[Curve, ...]
-    figures: Callable[[Plan], list[str]] | None = None  # charts besides, as SVG
+    figures: Callable[[Plan], list[str]] | None = None  # charts and tables besides, as HTML
     check: Callable[[Trial, Path], None] = lambda trial, data: None  # raises where data is missing
     ranks: bool = False  # a trial can run on all ranks of a torchrun job
     gpu: bool = True  # presets but smoke are meant for one
     together: Together | None = None  # instead of `run`
+    says: Callable[[Plan], list[str]] | None = None  # lines besides, of what was found
 
 
 def experiments() -> dict[str, Experiment]:

@@ -325,7 +325,20 @@ def _title(plan: Plan) -> str:
 
 
 def _lines(plan: Plan, differences: Differences) -> list[str]:
-    return [*beside_the_paper(plan, differences), *against_controls(plan, differences)]
+    said = plan.experiment.says(plan) if plan.experiment.says is not None else []
+    return [*ranking(plan), *beside_the_paper(plan, differences), *against_controls(plan, differences), *said]
+
+
+def ranking(plan: Plan) -> list[str]:
+    """The arms in the order of their means, which says nothing of whether they differ."""
+    study = plan.study
+    found = [(one, one.values(study.outcome)) for one in outcomes(plan) if not one.arm.control_of]
+    means = {one.arm.name: (mean(values.values()), len(values)) for one, values in found if values}
+    if len(means) < 2:
+        return []
+    order = sorted(means, key=lambda name: means[name][0], reverse=study.higher)
+    told = (f"{name} {means[name][0]:.{study.digits}f} (n = {means[name][1]})" for name in order)
+    return [f"In the order of the means, whether they are told apart or not: {', '.join(told)}."]
 
 
 def _charts(plan: Plan) -> Iterator[str]:

@@ -75,8 +75,7 @@ def figures(plan: Plan) -> list[str]:
         size = range(len(matrices[0]))
         middle = [[mean(matrix[i][j] for matrix in matrices) for j in size] for i in size]
         rows = [[str(i + 1), *(f"{x:.1f}" for x in middle[i])] for i in size]
-        forgotten = mean(result["forgetting"] for result in results if result is not None)
-        head = f"{outcome.arm.name}, forgetting {forgotten:.2f}: after"
+        head = f"{outcome.arm.name}: after"
         found.append(table([head, *(f"on {j + 1}" for j in size)], rows))
         last.append(Series(outcome.arm.name, [float(j + 1) for j in size], middle[-1]))
     method = str(plan.study.workload["method"])
@@ -89,6 +88,16 @@ def figures(plan: Plan) -> list[str]:
         [line_chart(last, "Accuracy after the last experience", "experience", "accuracy (%)")] if last else []
     )
     return [*drawn, *found]
+
+
+def forgotten(plan: Plan) -> list[str]:
+    """How much of what was known is lost, by arm."""
+    lines = []
+    for outcome in outcomes(plan):
+        values = list(outcome.values("forgetting").values())
+        if values:
+            lines.append(f"{outcome.arm.name}: forgetting {mean(values):.2f} points (n = {len(values)}).")
+    return lines
 
 
 def smoke(method: str) -> Study:
@@ -122,4 +131,5 @@ EXPERIMENT = Experiment(
     ),
     figures,
     continual.check,
+    says=forgotten,
 )

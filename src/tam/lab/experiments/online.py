@@ -8,10 +8,12 @@ SGDM.
 from __future__ import annotations
 
 from dataclasses import replace
+from statistics import mean
 from typing import Any
 
 from tam.lab import online, variants
-from tam.lab.experiment import Arm, Curve, Experiment, Study, Together
+from tam.lab.experiment import Arm, Curve, Experiment, Plan, Study, Together
+from tam.lab.outcome import outcomes
 
 CHOICES = {
     "what is flipped": "at each new task a fraction delta of the classes, drawn anew, have their "
@@ -62,6 +64,19 @@ def studies(**workload: Any) -> tuple[Study, ...]:
     return tuple(study(depth, delta, **workload) for depth in BEST for delta in DELTAS)
 
 
+def plasticity(plan: Plan) -> list[str]:
+    """How online accuracy changes from task to task, and what it is in a task's first pass."""
+    lines = []
+    for outcome in outcomes(plan):
+        slopes, first = (list(outcome.values(key).values()) for key in ("slope", "first"))
+        if slopes:
+            told = f"{mean(slopes):+.3f} points a task (from {min(slopes):+.3f} to {max(slopes):+.3f})"
+            lines.append(
+                f"{outcome.arm.name}: slope {told}, first pass {mean(first):.2f}% (n = {len(first)})."
+            )
+    return lines
+
+
 def smoke() -> tuple[Study, ...]:
     small = {"epochs": 2, "passes": 2, "batch": 64, "width": 16, "data": "digits", "held_out": 300}
     arms = tuple(replace(arm, lrs=arm.lrs[-2:]) for arm in ARMS)
@@ -96,5 +111,6 @@ EXPERIMENT = Experiment(
         Curve("alignment", "Alignment s", "s, task mean", by="task"),
     ),
     check=online.check,
+    says=plasticity,
     together=Together(online.run_together, online.kind_of),
 )

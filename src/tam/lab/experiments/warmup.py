@@ -12,7 +12,7 @@ from statistics import mean
 from typing import Any
 
 from tam.lab import connectivity, images, variants
-from tam.lab.charts import Series, line_chart, table
+from tam.lab.charts import Series, line_chart
 from tam.lab.connectivity import first_jump
 from tam.lab.experiment import Arm, Experiment, Plan, Study
 from tam.lab.experiments.images import CHOICES as IMAGES
@@ -98,21 +98,23 @@ def copies(schedule: str, spawned: tuple[int, ...] = SPAWNED, **workload: Any) -
 
 
 def figures(plan: Plan) -> list[str]:
-    """The barriers against the epoch at which copies begin; the jumps of the gradient norm."""
+    """The barriers against the epoch at which copies begin."""
     found = [outcome for outcome in outcomes(plan) if outcome.folders]
-    if not found:
+    return _barriers(found) if found and plan.study.outcome == "barrier" else []
+
+
+def jumps(plan: Plan) -> list[str]:
+    """Of the gradient norm, seed by seed."""
+    if plan.study.outcome == "barrier":
         return []
-    return _jumps(found) if plan.study.outcome != "barrier" else _barriers(found)
-
-
-def _jumps(found: list[Outcome]) -> list[str]:
-    rows = []
-    for outcome in found:
-        for seed, folder in outcome.folders.items():
-            jump = first_jump([row["grad_norm"] for row in folder.metrics()])
-            told = ["none", ""] if jump is None else [str(jump.epoch), f"{jump.size:.2f}"]
-            rows.append([outcome.arm.name, str(seed), *told])
-    return [table(["arm", "seed", "first jump of |g| at epoch", "times the median before"], rows)]
+    lines = []
+    for outcome in outcomes(plan):
+        found = [
+            first_jump([row["grad_norm"] for row in folder.metrics()]) for folder in outcome.folders.values()
+        ]
+        told = ["none" if jump is None else f"epoch {jump.epoch} (x {jump.size:.2f})" for jump in found]
+        lines += [f"{outcome.arm.name}: first jump of |g| at {', '.join(told)}."] if told else []
+    return lines
 
 
 BARRIERS = {
@@ -180,4 +182,5 @@ EXPERIMENT = Experiment(
     variants.CURVES,
     figures,
     check,
+    says=jumps,
 )
