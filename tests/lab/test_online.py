@@ -114,6 +114,29 @@ def test_d_replaced_by_its_own_sequence_is_the_same_run(tmp_path: Path) -> None:
     torch.testing.assert_close(used, torch.full_like(s, float(s.double().mean())))
 
 
+def test_one_product_for_all_members_is_each_members_own() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, weight = torch.randn(2, 5, 7, generator=generator), torch.randn(2, 7, 3, 4, generator=generator)
+    found = online.at_once(x, weight)
+    torch.testing.assert_close(found, online.one_by_one(x, weight))
+    for seed, member in itertools.product(range(2), range(3)):
+        torch.testing.assert_close(found[seed, member], x[seed] @ weight[seed, :, member])
+
+
+def test_members_need_not_be_as_many_of_each_seed(tmp_path: Path) -> None:
+    odd = [*MIXED[:3], *MIXED[9:14], MIXED[6]]
+    for folder in train(tmp_path / "odd", odd):
+        (single,) = train(tmp_path / "one", [folder.config])
+        assert single.metrics() == folder.metrics()
+
+
+def test_a_member_that_diverges_is_alone_in_it(tmp_path: Path) -> None:
+    wild, tame = train(tmp_path / "both", [config(lr=1e30), config(lr=0.02)])
+    (single,) = train(tmp_path / "one", [config(lr=0.02)])
+    assert wild.result is not None and wild.result["diverged"]
+    assert tame.metrics() == single.metrics()
+
+
 @pytest.mark.parametrize("delta, changed", [(0, 0), (40, 4), (100, 10)])
 def test_classes_are_permuted_among_themselves(delta: int, changed: int) -> None:
     one = online.Config(**config(delta=delta))

@@ -119,10 +119,114 @@ def labels_of(task: int, labels: Tensor, classes: int, config: Config) -> Tensor
 PLAIN, TORQUE, GIVEN = 0, 1, 2  # the rules members follow: SGD with momentum, TAM, TAM with another's d
 
 
+class Block:
+    """Members that follow one rule, as many of each seed: those of a seed share their batches.
+
+    The first layer's weights are [seeds, inputs, members, width], so that a seed's batch meets all of its
+    members in one matrix product, without a copy for each; all others are [seeds, members, in, out].
+    """
+
+    def __init__(self, rule: int, members: Sequence[Sequence[int]], configs: Sequence[Config]) -> None:
+        self.rule, self.members = rule, members  # by seed
+        self.configs = [[configs[i] for i in row] for row in members]
+        self.lr, self.momentum = (
+            torch.tensor([[getattr(one, key) for one in row] for row in self.configs])
+            for key in ("lr", "momentum")
+        )
+        self.alignment = torch.zeros(self.lr.shape)
+        self.params: list[Tensor] = []
+        self.momenta: list[Tensor] = []
+
+    def make(self, networks: dict[int, list[Tensor]], device: torch.device) -> None:
+        """Parameters from each seed's network, and momenta of 0."""
+        count = self.lr.shape[1]
+        for layer in range(len(networks[self.configs[0][0].seed])):
+            each = torch.stack([networks[row[0].seed][layer] for row in self.configs])
+            spread = (
+                each[:, :, None].expand(-1, -1, count, -1)
+                if layer == 0
+                else each[:, None].expand(-1, count, -1, -1)
+            )
+            self.params.append(spread.contiguous().to(device).requires_grad_())
+        self.momenta = [torch.zeros_like(p) for p in self.params]
+        self.lr, self.momentum = self.lr.to(device), self.momentum.to(device)
+        self.alignment = self.alignment.to(device)
+
+    def answers(self, x: Tensor) -> Tensor:
+        """[seeds, members, batch, classes], given the seeds' batches."""
+        h = (at_once if x.device.type == "cuda" else one_by_one)(x, self.params[0]) + self.params[1]
+        for weight, bias in zip(self.params[2::2], self.params[3::2], strict=True):
+            h = torch.matmul(h.relu(), weight) + bias
+        return h
+
+    def update(self, grads: Sequence[Tensor], given: Tensor | None) -> None:
+        """One step of all; `given` is s, where it is another's."""
+        if self.rule == PLAIN:
+            for layer, (p, g, m) in enumerate(zip(self.params, grads, self.momenta, strict=True)):
+                shape = (len(self.lr), 1, -1, 1) if layer == 0 else (len(self.lr), -1, 1, 1)
+                m.mul_(self.momentum.view(shape)).add_(g)
+                p.sub_(self.lr.view(shape) * m)
+            return
+        state = functional.TAMState(self.momenta, self.alignment if given is None else given)
+        member: Any = [1, *[0] * (len(grads) - 1)]  # where members lie, once seeds are taken apart
+        whose: Any = functional.TAMState(member, 0)  # type: ignore[arg-type]
+        one_seed = vmap(
+            _free if given is None else _kept,
+            in_dims=(member, member, whose, 0, 0),
+            out_dims=(member, whose),
+        )
+        after, (moved, s) = vmap(one_seed)(self.params, list(grads), state, self.lr, self.momentum)
+        for mine, new in zip((*self.params, *self.momenta, self.alignment), (*after, *moved, s), strict=True):
+            mine.copy_(new)
+
+    def tensors(self, row: int, place: int) -> list[Tensor]:
+        """A member's own: parameters and momenta."""
+        columns = (self.params, self.momenta)
+        return [x[row, :, place] if i == 0 else x[row, place] for c in columns for i, x in enumerate(c)]
+
+
+def at_once(x: Tensor, weight: Tensor) -> Tensor:
+    """[seeds, batch, in] times [seeds, in, members, out], one product for all members of a seed."""
+    seeds, _, members, out = weight.shape
+    return torch.bmm(x, weight.flatten(2)).view(seeds, -1, members, out).transpose(1, 2)
+
+
+def one_by_one(x: Tensor, weight: Tensor) -> Tensor:
+    """The same, so that a member's bits do not depend on its company."""
+    return torch.matmul(x[:, None], weight.transpose(1, 2))
+
+
+def _free(p: Any, g: Any, state: functional.TAMState, lr: Tensor, momentum: Tensor) -> Any:
+    """A member's step of TAM."""
+    return functional.tam(p, g, state, lr=lr, momentum=momentum)
+
+
+def _kept(p: Any, g: Any, state: functional.TAMState, lr: Tensor, momentum: Tensor) -> Any:
+    """The same with s as it is given."""
+    return functional.tam(p, g, state, lr=lr, momentum=momentum, smoothing=1.0)
+
+
+def _rule(config: Config) -> int:
+    if config.optimizer != "tam":
+        return PLAIN
+    return TORQUE if config.damping is None else GIVEN
+
+
+def _blocks(configs: Sequence[Config]) -> list[Block]:
+    """All members of a rule in one block where every seed has as many, else one for each number of them."""
+    seeds: dict[tuple[int, int], list[int]] = {}
+    for i, config in enumerate(configs):
+        seeds.setdefault((_rule(config), config.seed), []).append(i)
+    sizes: dict[tuple[int, int], list[list[int]]] = {}
+    for (rule, _), members in sorted(seeds.items()):
+        sizes.setdefault((rule, len(members)), []).append(members)
+    return [Block(rule, members, configs) for (rule, _), members in sorted(sizes.items())]
+
+
 class Population:
     """Stacked networks, their momenta and one step of all of them.
 
-    Members are ordered by rule, then by seed: those of one seed share their batches.
+    Members are numbered as their blocks have them; `order` says which of those that were given each is.
     """
 
     def __init__(
@@ -133,29 +237,20 @@ class Population:
         given: Sequence[Tensor | None],
     ) -> None:
         first = configs[0]
-        self.order = sorted(range(len(configs)), key=lambda i: (_rule(configs[i]), configs[i].seed))
-        self.configs = [configs[i] for i in self.order]
         self.device, self.batch, self.passes = device, first.batch, first.passes
+        self.blocks = _blocks(configs)
+        self.order = [i for block in self.blocks for row in block.members for i in row]
+        self.configs = [configs[i] for i in self.order]
         self._load(first, data_folder)
         self.steps = self.indices.shape[1] // first.batch  # of a pass
         if self.steps == 0:
             raise LabError(f"{self.indices.shape[1]} images make no batch of {first.batch}")
         self._make()
-        self.blocks = _runs([_rule(config) for config in self.configs])
-        seeds = [self.seeds.index(config.seed) for config in self.configs]
-        self.shared = [  # members with the same batches
-            (seeds[part.start], part)
-            for _, part in _runs(list(zip(map(_rule, self.configs), seeds, strict=True)))
-        ]
-        self.lr, self.momentum = (
-            torch.tensor([getattr(config, key) for config in self.configs], device=device)
-            for key in ("lr", "momentum")
-        )
         self.given = self._give([given[i] for i in self.order])
-        self.update, self.losses_of = self._update, self._losses_of
+        self.losses_of, self.update = self._losses_of, self._update
         if device.type == "cuda":
-            self.update = torch.compile(self._update, dynamic=False)
             self.losses_of = torch.compile(self._losses_of, dynamic=False)
+            self.update = torch.compile(self._update, dynamic=False)
         self.step = Graphed(self._step, device)
 
     def _load(self, config: Config, data_folder: Path) -> None:
@@ -170,21 +265,19 @@ class Population:
         self.indices = torch.stack(kept)
 
     def _make(self) -> None:
-        """Parameters and momenta: [members, in, out] for weights, [members, 1, out] for biases."""
-        found: dict[int, list[Tensor]] = {}
+        networks: dict[int, list[Tensor]] = {}
         for config in self.configs:
-            if config.seed not in found:
+            if config.seed not in networks:
                 layers = network(self.images.shape[1], self.classes, config).parameters()
-                found[config.seed] = [p.detach().t() if p.ndim == 2 else p.detach()[None] for p in layers]
-        members = [found[config.seed] for config in self.configs]
-        self.params = [
-            torch.stack(column).contiguous().to(self.device) for column in zip(*members, strict=True)
-        ]
-        for p in self.params:
-            p.requires_grad_()
-        self.momenta = [torch.zeros_like(p) for p in self.params]
+                networks[config.seed] = [p.detach().t() if p.ndim == 2 else p.detach()[None] for p in layers]
         n, d = len(self.configs), self.device
-        self.alignment = torch.zeros(n, device=d)
+        for block in self.blocks:
+            block.make(networks, d)
+        place = {seed: i for i, seed in enumerate(self.seeds)}
+        self.seed_of = torch.tensor([place[config.seed] for config in self.configs], device=d)
+        self.seeds_of = [  # the block's
+            torch.tensor([place[row[0].seed] for row in block.configs], device=d) for block in self.blocks
+        ]
         self.names = torch.zeros(n, len(self.labels), dtype=torch.int64, device=d)  # labels of the task
         self.drawn = torch.zeros(len(self.seeds), self.indices.shape[1], dtype=torch.int64, device=d)
         self.position, self.taken = (torch.zeros((), dtype=torch.int64, device=d) for _ in range(2))
@@ -194,10 +287,15 @@ class Population:
         self.loss = torch.zeros(n, dtype=torch.float64, device=d)
         self.seen = torch.zeros(n, self.steps * self.passes, device=d)  # s of every step of the task
 
-    def _give(self, given: Sequence[Tensor | None]) -> Tensor | None:
-        """s of every step of the run, of the members whose d is replaced: the last ones."""
-        rows = [s for s in given if s is not None]
-        return torch.stack(rows).to(self.device) if rows else None
+    def _give(self, given: Sequence[Tensor | None]) -> list[Tensor | None]:
+        """For each block s of every step of the run, [seeds, members, steps], where it is another's."""
+        found: list[Tensor | None] = []
+        rest = list(given)
+        for block in self.blocks:
+            count = block.lr.numel()
+            mine, rest = [s for s in rest[:count] if s is not None], rest[count:]
+            found.append(torch.stack(mine).view(*block.lr.shape, -1).to(self.device) if mine else None)
+        return found
 
     # ------------------------------------------------------------------ a task
 
@@ -223,61 +321,56 @@ class Population:
     def _step(self) -> None:
         chosen = self.drawn.index_select(1, self.position + self.lanes)  # [seeds, batch]
         x = self.images[chosen]
-        member = torch.cat([chosen[i : i + 1].expand(part.stop - part.start, -1) for i, part in self.shared])
-        y = self.names.gather(1, member)
-        losses, right = self.losses_of(self.params, x, y)
-        grads = torch.autograd.grad(losses.sum(), self.params)
+        y = self.names.gather(1, chosen.index_select(0, self.seed_of))
+        losses, right = self.losses_of(x, y)
+        params = [p for block in self.blocks for p in block.params]
+        grads = torch.autograd.grad(losses.sum(), params)
         with torch.no_grad():
-            self.update(self.params, grads, self.momenta, self.alignment)
+            self.update(grads)
             self.right.index_add_(1, self.now, right.detach()[:, None].double())
             self.loss += losses.detach().double()
+            s = torch.cat([block.alignment.flatten() for block in self.blocks])
             at = self.now * self.steps + torch.div(self.position, self.batch, rounding_mode="floor")
-            self.seen.index_copy_(1, at, self.alignment[:, None])
+            self.seen.index_copy_(1, at, s[:, None])
             self.position += self.batch
             self.taken += 1
 
-    def _losses_of(self, params: Sequence[Tensor], x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+    def _losses_of(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
         """The loss of each member, and how many of the batch it had right."""
-        weight, bias = params[:2]
-        # Members of a seed share x, which is not copied for them.
-        h = torch.cat([torch.matmul(x[i], weight[part]) for i, part in self.shared]) + bias
-        for weight, bias in zip(params[2::2], params[3::2], strict=True):
-            h = torch.baddbmm(bias, h.relu(), weight)
-        losses = cross_entropy(h.flatten(0, 1), y.flatten(), reduction="none").view(y.shape).mean(1)
-        return losses, (h.argmax(2) == y).sum(1)
+        found = [
+            block.answers(x.index_select(0, seeds)).flatten(0, 1)
+            for block, seeds in zip(self.blocks, self.seeds_of, strict=True)
+        ]
+        answers = torch.cat(found)
+        losses = cross_entropy(answers.flatten(0, 1), y.flatten(), reduction="none").view(y.shape).mean(1)
+        return losses, (answers.argmax(2) == y).sum(1)
 
-    def _update(
-        self, params: Sequence[Tensor], grads: Sequence[Tensor], momenta: Sequence[Tensor], alignment: Tensor
-    ) -> None:
-        for rule, part in self.blocks:
-            p, g, m = ([x[part] for x in column] for column in (params, grads, momenta))
-            s, lr, beta = alignment[part], self.lr[part], self.momentum[part]
-            if rule == PLAIN:
-                for theta, gradient, momentum in zip(p, g, m, strict=True):
-                    momentum.mul_(beta[:, None, None]).add_(gradient)
-                    theta.sub_(lr[:, None, None] * momentum)
-                continue
-            if self.given is not None and rule == GIVEN:
-                s = self.given.index_select(1, self.taken.reshape(1))[:, 0]
-            state = functional.TAMState(m, s)
-            after, (moved, now) = vmap(_kept if rule == GIVEN else _free)(p, g, state, lr, beta)
-            for mine, new in zip((*p, *m, alignment[part]), (*after, *moved, now), strict=True):
-                mine.copy_(new)
+    def _update(self, grads: Sequence[Tensor]) -> None:
+        rest = list(grads)
+        for block, given in zip(self.blocks, self.given, strict=True):
+            mine, rest = rest[: len(block.params)], rest[len(block.params) :]
+            now = None if given is None else given.index_select(2, self.taken.reshape(1))[:, :, 0]
+            block.update(mine, now)
 
     # ------------------------------------------------------------------ members
 
+    def _tensors(self, i: int) -> list[Tensor]:
+        """A member's own, i being its place in the list that was given: also its s."""
+        for block in self.blocks:
+            for row, members in enumerate(block.members):
+                if i in members:
+                    place = members.index(i)
+                    return [*block.tensors(row, place), block.alignment[row, place]]
+        raise IndexError(i)
+
     def state_of(self, i: int) -> dict[str, Any]:
-        """A member's own, i being its place in the list that was given."""
-        k = self.order.index(i)
-        tensors = [x[k].detach().clone() for x in (*self.params, *self.momenta)]
-        return {"tensors": tensors, "alignment": self.alignment[k].clone(), "taken": self.taken.clone()}
+        """A member's state."""
+        return {"tensors": [x.detach().clone() for x in self._tensors(i)], "taken": self.taken.clone()}
 
     def set_state_of(self, i: int, state: dict[str, Any]) -> None:
-        k = self.order.index(i)
         with torch.no_grad():
-            for mine, theirs in zip((*self.params, *self.momenta), state["tensors"], strict=True):
-                mine[k].copy_(theirs)
-            self.alignment[k].copy_(state["alignment"])
+            for mine, theirs in zip(self._tensors(i), state["tensors"], strict=True):
+                mine.copy_(theirs)
             self.taken.copy_(state["taken"])
 
     def rows(self, task: int) -> list[dict[str, Any]]:
@@ -299,29 +392,12 @@ class Population:
         )
 
     def _as_given(self, found: list[Any]) -> list[Any]:
-        return [found[self.order.index(i)] for i in range(len(found))]
+        return [one for _, one in sorted(zip(self.order, found, strict=True), key=lambda pair: pair[0])]
 
-
-def _free(p: Any, g: Any, state: functional.TAMState, lr: Tensor, momentum: Tensor) -> Any:
-    """A member's step of TAM."""
-    return functional.tam(p, g, state, lr=lr, momentum=momentum)
-
-
-def _kept(p: Any, g: Any, state: functional.TAMState, lr: Tensor, momentum: Tensor) -> Any:
-    """The same with s as it is given."""
-    return functional.tam(p, g, state, lr=lr, momentum=momentum, smoothing=1.0)
-
-
-def _rule(config: Config) -> int:
-    if config.optimizer != "tam":
-        return PLAIN
-    return TORQUE if config.damping is None else GIVEN
-
-
-def _runs(keys: Sequence[Any]) -> list[tuple[Any, slice]]:
-    """Equal neighbours."""
-    begins = [i for i, key in enumerate(keys) if i == 0 or key != keys[i - 1]]
-    return [(keys[a], slice(a, b)) for a, b in zip(begins, [*begins[1:], len(keys)], strict=True)]
+    def parameters(self) -> int:
+        """Of a member."""
+        block = self.blocks[0]
+        return sum(p.numel() for p in block.params) // block.lr.numel()
 
 
 # ---------------------------------------------------------------------- trials
@@ -415,8 +491,7 @@ def _run(
                 more = {"alignments": kept, "seconds": spent + now - begin}
                 member.folder.save(task + 1, {**population.state_of(i), **more})
             saved = now
-    parameters = sum(p[0].numel() for p in population.params)
     for member in members:
         if member.alignments:
             keep_alignment(member.folder, torch.cat(member.alignments))
-        member.folder.finish(member.result(parameters), spent + time.monotonic() - begin, device)
+        member.folder.finish(member.result(population.parameters()), spent + time.monotonic() - begin, device)
