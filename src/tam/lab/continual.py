@@ -17,7 +17,7 @@ from statistics import mean
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, log_softmax, softmax
 
 from tam import registry
@@ -84,15 +84,16 @@ def check(trial: dict[str, Any], data_folder: Path) -> None:
 
 
 @cache
-def _stream(config: tuple[str, int, int, int], folder: Path) -> streams.Stream:
+def _stream(
+    config: tuple[str, int, int, int], folder: Path, device: torch.device
+) -> tuple[streams.Stream, Tensor, Tensor]:
     """Shared by all trials of a process and seed."""
     name, size, seed, experiences = config
-    if name == "clear":
-        found = streams.clear(folder, size, seed)
-        if experiences > len(found):
-            raise LabError(f"CLEAR has {len(found)} experiences, not {experiences}")
-        return found
-    return streams.drifting(name, folder, seed, experiences)
+    found = streams.clear(folder, size, seed) if name == "clear" else None
+    found = found or streams.drifting(name, folder, seed, experiences)
+    if experiences > len(found):
+        raise LabError(f"CLEAR has {len(found)} experiences, not {experiences}")
+    return found, found.images.to(device), found.labels.to(device)
 
 
 def far_from_before(answers: Tensor, before: Tensor) -> Tensor:
@@ -106,8 +107,8 @@ class Learner:
 
     def __init__(self, config: Config, data_folder: Path, device: torch.device, given: Tensor | None) -> None:
         self.config, self.device = config, device
-        self.stream = _stream((config.stream, config.size, config.seed, config.epochs), data_folder)
-        self.images, self.labels = self.stream.images.to(device), self.stream.labels.to(device)
+        key = (config.stream, config.size, config.seed, config.epochs)
+        self.stream, self.images, self.labels = _stream(key, data_folder, device)
         size = len(self.stream.train[0])
         self.steps = size // config.batch  # of a pass
         if self.steps == 0:
@@ -120,8 +121,7 @@ class Learner:
         self.dtype = torch.bfloat16 if cuda else torch.float32
         if cuda:
             self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.before = copy.deepcopy(self.model).eval().requires_grad_(False)
-        self.strength = torch.zeros((), device=device)  # 0 in the first experience
+        self.before: nn.Module | None = None  # the network as it was, once there is something to forget
         mean_std = moments(self.stream.images[self.stream.train[0]])  # of what is known at the start
         self.mean, self.std = (torch.tensor(x, device=device)[:, None, None] for x in mean_std)
         self.lr = torch.tensor(config.lr, device=device)
@@ -145,8 +145,11 @@ class Learner:
 
     def begin(self, experience: int) -> None:
         """What the network knows now is what it is not to forget."""
-        self.before.load_state_dict(self.model.state_dict())
-        self.strength.fill_(self.config.strength if self.config.method == "lwf" and experience else 0.0)
+        if self.config.method == "lwf" and experience:
+            if self.before is None:
+                self.before = copy.deepcopy(self.model).eval().requires_grad_(False)
+                self.step.forget()
+            self.before.load_state_dict(self.model.state_dict())
         self.row.zero_()
 
     def draw(self, experience: int, number: int) -> None:
@@ -170,8 +173,9 @@ class Learner:
         with torch.autocast(self.device.type, self.dtype, enabled=self.dtype is torch.bfloat16):
             answers = self.model(x)
             loss = cross_entropy(answers, self.labels[chosen])
-            if self.config.method == "lwf":
-                loss = loss + self.strength * far_from_before(answers.float(), self.before(x).float())
+            if self.before is not None:
+                far = far_from_before(answers.float(), self.before(x).float())
+                loss = loss + self.config.strength * far
         loss.backward()  # type: ignore[no-untyped-call]
         with torch.no_grad():
             s = watched(self.optimizer)

@@ -35,6 +35,7 @@ class Arm:
     options: Mapping[str, Any] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)  # of the trial, where not the study's
     versus: str | None = None  # what it is compared with, where not the study's baseline; "": with nothing
+    against: tuple[str, ...] = ()  # arms it is compared with besides
     control_of: str | None = None
     lr_ratio: float = 1.0
     damping: str | None = None
@@ -64,9 +65,13 @@ class Study:
 
     def __post_init__(self) -> None:
         names = [arm.name for arm in self.arms]
-        if len(set(names)) < len(names) or self.baseline not in names:
+        named = {
+            self.baseline,
+            *(other for arm in self.arms for other in (arm.versus, *arm.against) if other),
+        }
+        if len(set(names)) < len(names) or not named <= set(names):
             raise ValueError(
-                f"study {self.name}: arms must have names of their own, the baseline's among them"
+                f"study {self.name}: arms must have names of their own, and be compared with such"
             )
         if set(self.seeds) & set(self.tuning_seeds) or not self.seeds:
             raise ValueError(f"study {self.name}: it needs seeds, and others to choose an lr with")
@@ -81,7 +86,13 @@ class Study:
         """The study with some of its arms, and those they need, and its first seeds."""
         wanted = {self.arm(name).name for name in arms} or {arm.name for arm in self.arms}
         wanted |= {arm.control_of for arm in self.arms if arm.name in wanted and arm.control_of}
-        kept = tuple(arm for arm in self.arms if arm.name in wanted or arm.name == self.baseline)
+        wanted |= {arm.versus for arm in self.arms if arm.name in wanted and arm.versus}
+        wanted.add(self.baseline)
+        kept = tuple(
+            replace(arm, against=tuple(name for name in arm.against if name in wanted))
+            for arm in self.arms
+            if arm.name in wanted
+        )
         if seeds is not None and seeds > len(self.seeds):
             raise LabError(f"{self.name} has {len(self.seeds)} seeds, not {seeds}")
         return replace(self, arms=kept, seeds=self.seeds[:seeds])
@@ -102,7 +113,8 @@ class Study:
         """What is compared with what: arms with the baseline, and with each of their controls."""
         controls = [(arm.control_of, arm.name) for arm in self.arms if arm.control_of]
         others = [(arm.name, self.compared_with(arm)) for arm in self.arms if not arm.control_of]
-        return [*((name, other) for name, other in others if other), *controls]
+        more = [(arm.name, other) for arm in self.arms for other in arm.against]
+        return [*((name, other) for name, other in others if other), *more, *controls]
 
     def compared_with(self, arm: Arm) -> str:
         """The arm's own, else the baseline; nothing for the baseline itself."""

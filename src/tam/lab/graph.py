@@ -118,6 +118,16 @@ def embed_titles(encoder: str, data_folder: Path, root: Path) -> str:
     return name
 
 
+def _titles(path: Path, count: int) -> Tensor:
+    try:
+        found: Tensor = torch.load(path, weights_only=True).float()
+    except Exception as error:  # it is missing, or torch raises whatever its reader meets
+        raise LabError(f"{path} with the titles' embeddings cannot be read: give --encoder again") from error
+    if len(found) != count:
+        raise LabError(f"{path} has {len(found)} embeddings for {count} movies")
+    return found
+
+
 # ---------------------------------------------------------------------- the network
 
 
@@ -193,7 +203,7 @@ class Training:
         self.ratings = _ratings(data_folder, config.data, config.users)
         titles = None
         if config.titles is not None:
-            titles = torch.load(folder.path.parent.parent / config.titles, weights_only=True).float()
+            titles = _titles(folder.path.parent.parent / config.titles, len(self.ratings.titles))
         n = len(self.ratings.values)
         order = torch.randperm(n, generator=torch.Generator().manual_seed(config.seed))
         self.parts = torch.split(order, [n - 2 * (n // 10), n // 10, n // 10])

@@ -81,6 +81,12 @@ class Config:
             raise ValueError(f"schedule={self.schedule!r}: must be 'cosine', 'constant' or 'tail'")
         if self.sgdm_from is not None and (not 0 < self.sgdm_from < self.epochs or self.optimizer != "tam"):
             raise ValueError("sgdm_from must be an epoch of TAM's run")
+        if self.buffers not in ("keep", "rescale") or (self.buffers != "keep" and self.sgdm_from is None):
+            raise ValueError(f"buffers={self.buffers!r}: must be 'keep' or, with sgdm_from, 'rescale'")
+        if self.sgdm_from is not None and self.decay_in_cosine:
+            raise ValueError("sgdm_from and decay_in_cosine do not go together")
+        if any(not 0 < epoch < self.epochs for epoch in self.keep_at):
+            raise ValueError(f"keep_at={self.keep_at}: must be epochs before the last")
         check_damping(self)
 
     def learning_rate(self, epoch: int) -> float:
@@ -345,7 +351,10 @@ def run(
         seen = host[:-1].reshape(-1, 3).float()
         steps.append(seen)
         loss, norm, s = seen.double().mean(0).tolist()
-        metrics = row_of(epoch, settings.learning_rate(epoch), loss, norm, s, float(host[-1]))
+        lr = settings.learning_rate(epoch)
+        if settings.sgdm_from is not None and epoch >= settings.sgdm_from:
+            lr /= 2  # SGDM's
+        metrics = row_of(epoch, lr, loss, norm, s, float(host[-1]))
         folder.log(metrics)
         yield Progress(epoch + 1, settings.epochs, metrics)
         if epoch + 1 in settings.keep_at:

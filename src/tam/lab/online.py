@@ -107,7 +107,7 @@ def labels_of(task: int, labels: Tensor, classes: int, config: Config) -> Tensor
         if config.reading == "classes":
             some = torch.randperm(classes, generator=generator)[: round(classes * config.delta / 100)]
             names = torch.arange(classes)
-            names[some] = some[torch.randperm(len(some), generator=generator)]
+            names[some] = some.roll(1)  # in a ring of random order: none keeps its own
             labels = names[labels]
         else:
             some = torch.randperm(len(labels), generator=generator)[: len(labels) * config.delta // 100]
@@ -249,8 +249,8 @@ class Population:
         self.given = self._give([given[i] for i in self.order])
         self.losses_of, self.update = self._losses_of, self._update
         if device.type == "cuda":
-            self.losses_of = torch.compile(self._losses_of, dynamic=False)
-            self.update = torch.compile(self._update, dynamic=False)
+            self.losses_of = torch.compile(self._losses_of, dynamic=False, fullgraph=True)
+            self.update = torch.compile(self._update, dynamic=False, fullgraph=True)
         self.step = Graphed(self._step, device)
 
     def _load(self, config: Config, data_folder: Path) -> None:
@@ -410,7 +410,7 @@ def run_together(
     device: torch.device,
     save_every: float = 60.0,
 ) -> Iterator[Progress | None]:
-    """Trains all of them, from their last checkpoints where there are some; those that stand alike together.
+    """Trains all of them, from their last checkpoints where there are some; those behind catch up first.
 
     Yields after every step, and Progress with the members' mean after a task.
     """
@@ -419,8 +419,12 @@ def run_together(
         Member(Config(**config), folder, checkpoint)
         for config, folder, checkpoint in zip(configs, folders, found, strict=True)
     ]
-    for start in sorted({member.start for member in members}):
-        yield from _run([one for one in members if one.start == start], data_folder, device, save_every)
+    last = members[0].config.epochs
+    while any(member.start < last for member in members):
+        start = min(member.start for member in members)
+        until = min((member.start for member in members if member.start > start), default=last)
+        behind = [member for member in members if member.start == start]
+        yield from _run(behind, until, data_folder, device, save_every)
 
 
 def slope_of(values: Sequence[float]) -> float:
@@ -438,40 +442,37 @@ class Member:
         self.start = 0 if found is None else found[0]
         self.state = None if found is None else found[1]
         self.given = given_alignment(config, folder)
-        self.alignments: list[Tensor] = [] if self.state is None else [self.state["alignments"].cpu()]
+        found_s = torch.zeros(0) if self.state is None else self.state["alignments"].cpu()
+        self.alignments: list[Tensor] = [found_s] if len(found_s) else []
 
     def result(self, parameters: int) -> dict[str, Any]:
         rows = self.folder.rows
         online = [row["online"] for row in rows]
-        tasks = range(len(rows))
-        middle = (len(rows) - 1) / 2
-        spread = sum((task - middle) ** 2 for task in tasks)
-        slope = (
-            sum((task - middle) * y for task, y in zip(tasks, online, strict=True)) / spread
-            if spread
-            else 0.0
-        )
         return {
-            "online": mean(online), "first": mean(row["first"] for row in rows), "slope": slope,
+            "online": mean(online), "first": mean(row["first"] for row in rows), "slope": slope_of(online),
             "loss": rows[-1]["loss"], "diverged": not math.isfinite(rows[-1]["loss"]), "epochs": len(rows),
             "parameters": parameters, "settings": asdict(self.config),
         }  # fmt: skip
 
 
 def _run(
-    members: Sequence[Member], data_folder: Path, device: torch.device, save_every: float
+    members: Sequence[Member], until: int, data_folder: Path, device: torch.device, save_every: float
 ) -> Iterator[Progress | None]:
+    """Members that stand alike, up to a task."""
     config = members[0].config
     population = Population(
         [one.config for one in members], data_folder, device, [one.given for one in members]
     )
     for i, member in enumerate(members):
         check_length(member.given, population.steps * config.passes * config.epochs)
+        member.folder.together = len(members)
         if member.state is not None:
             population.set_state_of(i, member.state)
     spent = 0.0 if members[0].state is None else float(members[0].state["seconds"])
+    for member in members:
+        member.state = None  # it is in the population now
     begin = saved = time.monotonic()
-    for task in range(members[0].start, config.epochs):
+    for task in range(members[0].start, until):
         population.begin(task)
         for number in range(config.passes):
             population.draw(task, number)
@@ -491,7 +492,13 @@ def _run(
                 more = {"alignments": kept, "seconds": spent + now - begin}
                 member.folder.save(task + 1, {**population.state_of(i), **more})
             saved = now
+    if until < config.epochs:
+        for i, member in enumerate(members):
+            member.start = until
+            member.state = {**population.state_of(i), "seconds": spent + time.monotonic() - begin}
+        return
     for member in members:
+        member.start = until
         if member.alignments:
             keep_alignment(member.folder, torch.cat(member.alignments))
         member.folder.finish(member.result(population.parameters()), spent + time.monotonic() - begin, device)

@@ -167,6 +167,15 @@ def against_controls(plan: Plan, differences: Differences) -> list[str]:
     return lines
 
 
+def others(plan: Plan, differences: Differences) -> list[str]:
+    """Arms against arms that are neither the baseline nor a control."""
+    return [
+        f"{arm.name} minus {other}: {_against(differences.get((plan.study.name, arm.name, other)), plan)}."
+        for arm in plan.study.arms
+        for other in arm.against
+    ]
+
+
 def _against(found: Difference | None, plan: Plan) -> str:
     if found is None:
         return "not run"
@@ -188,9 +197,12 @@ def facts(plan: Plan) -> dict[str, str]:
     when = f" ({' to '.join(dict.fromkeys((dates[0], dates[-1])))})" if dates else ""
     return {
         "workload": _told(study.workload),
-        "network": _network(study.workload.get("model", ""), results),
+        "network": _network(study.workload.get("model", "")),
         "arms": "; ".join(f"{arm.name}: {_told_arm(arm)}" for arm in study.arms),
         "learning rates": "; ".join(_choice(plan, arm) for arm in study.arms if not arm.control_of),
+        "parameters": ", ".join(
+            f"{n:,}" for n in sorted({r["parameters"] for r in results if "parameters" in r})
+        ),
         "seeds": ", ".join(map(str, study.seeds)),
         "margin": f"±{study.margin:g}" if study.margin else "none: equivalence is not asked for",
         "machines": ("; ".join(machines) or "none: nothing was run") + when,
@@ -200,14 +212,12 @@ def facts(plan: Plan) -> dict[str, str]:
     }
 
 
-def _network(name: str, results: Sequence[Mapping[str, Any]]) -> str:
-    """Its parameters as counted, beside the paper's figure."""
+def _network(name: str) -> str:
+    """A network the lab knows, with the paper's figure of its parameters."""
     if name not in MODELS:
         return ""
     model = MODELS[name]
-    counts = sorted({result["parameters"] for result in results if "parameters" in result})
-    told = [model.title, *(f"{count:,} parameters" for count in counts)]
-    told += [f"{model.paper} in the paper"] if model.paper else []
+    told = [model.title, *([f"{model.paper} parameters in the paper"] if model.paper else [])]
     return ", ".join(told) + (f" ({model.note})" if model.note else "")
 
 
@@ -326,7 +336,8 @@ def _title(plan: Plan) -> str:
 
 def _lines(plan: Plan, differences: Differences) -> list[str]:
     said = plan.experiment.says(plan) if plan.experiment.says is not None else []
-    return [*ranking(plan), *beside_the_paper(plan, differences), *against_controls(plan, differences), *said]
+    compared = [*beside_the_paper(plan, differences), *others(plan, differences)]
+    return [*ranking(plan), *compared, *against_controls(plan, differences), *said]
 
 
 def ranking(plan: Plan) -> list[str]:
@@ -334,7 +345,7 @@ def ranking(plan: Plan) -> list[str]:
     study = plan.study
     found = [(one, one.values(study.outcome)) for one in outcomes(plan) if not one.arm.control_of]
     means = {one.arm.name: (mean(values.values()), len(values)) for one, values in found if values}
-    if len(means) < 2:
+    if len(means) < 2 or any(arm.versus for arm in study.arms):
         return []
     order = sorted(means, key=lambda name: means[name][0], reverse=study.higher)
     told = (f"{name} {means[name][0]:.{study.digits}f} (n = {means[name][1]})" for name in order)

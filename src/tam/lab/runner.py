@@ -8,7 +8,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -193,10 +193,12 @@ def remember(selection: Selection, root: Path) -> None:
 def remembered(root: Path) -> list[Selection]:
     path = root / "runs.json"
     try:
-        found = [Selection(**one) for one in json.loads(path.read_text(encoding="utf-8"))]
+        known = {one.name for one in fields(Selection)}
+        noted = json.loads(path.read_text(encoding="utf-8"))
+        found = [Selection(**{k: v for k, v in one.items() if k in known}) for one in noted]
     except (FileNotFoundError, NotADirectoryError):
         return []
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, AttributeError) as error:
         raise LabError(
             f"{path} is damaged: remove it, and start the runs again; what is finished stays"
         ) from error

@@ -39,6 +39,7 @@ def gain(optimizer: str, options: Mapping[str, Any]) -> float:
 
 
 OF_TAM = ("grouped", "decay_in_cosine", "sgdm_from", "buffers")  # settings that mean nothing to others
+NOT_A_CONTROLS = ("keep_at",)  # what nobody begins from need not be kept
 
 
 def controls(arm: Arm) -> tuple[Arm, ...]:
@@ -47,7 +48,8 @@ def controls(arm: Arm) -> tuple[Arm, ...]:
     known = inspect.signature(other.cls).parameters
     options = {k: v for k, v in arm.options.items() if k in known}
     ratio = gain(arm.optimizer, arm.options) / gain(other.name, options)
-    settings = {k: v for k, v in arm.settings.items() if k not in OF_TAM}
+    own = {k: v for k, v in arm.settings.items() if k not in NOT_A_CONTROLS}
+    settings = {k: v for k, v in own.items() if k not in OF_TAM}
     found = [
         Arm(f"{other.title} at {arm.name}'s effective lr", other.name, (), options, settings,
             control_of=arm.name, lr_ratio=ratio)
@@ -55,7 +57,7 @@ def controls(arm: Arm) -> tuple[Arm, ...]:
     if arm.options.get("scope", "global") == "global":  # there is one d to replace
         for damping, name in (("shuffled", "d shuffled"), ("mean", "d its mean")):
             found.append(
-                Arm(f"{arm.name}, {name}", arm.optimizer, (), arm.options, arm.settings,
+                Arm(f"{arm.name}, {name}", arm.optimizer, (), arm.options, own,
                     control_of=arm.name, damping=damping)
             )  # fmt: skip
     return tuple(found)
@@ -85,7 +87,7 @@ def presets(studies: Sequence[Study]) -> dict[str, tuple[Study, ...]]:
 
 
 def fair(study: Study, tuning_seeds: tuple[int, ...] = (100, 101), middle: float | None = None) -> Study:
-    """Three lrs a half decade apart for every arm, around SGDM's or Adam's (`middle`, or the paper's) for
+    """Three lrs a half decade apart for every arm, around SGDM's (`middle`, or the paper's) or Adam's for
     steps of that size: one range of effective lr for all arms. All grids are extended alike until every
     winner is inside.
     """
@@ -96,7 +98,8 @@ def fair(study: Study, tuning_seeds: tuple[int, ...] = (100, 101), middle: float
 
 def _range(arm: Arm, lr: float | None) -> tuple[float, ...]:
     reference = registry.get(plain(arm.optimizer))
-    middle = (lr or reference.lr or 0.0) * gain(reference.name, {}) / gain(arm.optimizer, arm.options)
+    own = lr if lr is not None and reference.name == "sgdm" else reference.lr
+    middle = (own or 0.0) * gain(reference.name, {}) / gain(arm.optimizer, arm.options)
     return tuple(float(f"{middle * HALF_DECADE**i:.6g}") for i in (-1, 0, 1))
 
 

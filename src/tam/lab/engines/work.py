@@ -100,6 +100,8 @@ def work(place: Place, take: Callable[[bool], Job | None], tell: Callable[[Event
     if device.type == "cuda":
         torch.backends.cudnn.benchmark = True
         torch.set_float32_matmul_precision("high")
+        # Every trial compiles its own step; after eight torch would leave them uncompiled.
+        torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit = 100_000
     else:
         torch.set_num_threads(1)  # results do not depend on how many trials run side by side
     lanes: list[Lane] = []

@@ -17,8 +17,8 @@ from tam.lab.outcome import outcomes
 
 CHOICES = {
     "what is flipped": "at each new task a fraction delta of the classes, drawn anew, have their "
-    "labels permuted among themselves; in the preset `samples` a fraction delta of the images get new "
-    "random labels. The paper does not say which.",
+    "labels permuted among themselves, in a ring of random order: none keeps its own; in the preset "
+    "`samples` a fraction delta of the images get new random labels. The paper does not say which.",
     "metric": "online accuracy: each batch is predicted before it is learned; the mean over all "
     "batches of all tasks, as the paper has it.",
     "batch size": "128: the paper does not say.",
@@ -40,7 +40,7 @@ SAYS = {
 }  # fmt: skip
 DELTAS = (40, 80, 100)
 GRID = (0.005, 0.01, 0.02, 0.03)
-TAM = Arm("TAM", "tam", tuple(2 * lr for lr in GRID))
+TAM = Arm("TAM", "tam", tuple(2 * lr for lr in GRID), against=("SGD",))
 ARMS = (Arm("SGD", "sgd", GRID), Arm("SGDM", "sgdm", GRID), TAM, *variants.controls(TAM))
 
 
