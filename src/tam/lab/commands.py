@@ -91,7 +91,8 @@ def run(
     checkpoint: Annotated[
         Optional[str],  # noqa: UP045
         typer.Option(
-            metavar="FILE|timm:NAME", help="What the preset vit fine-tunes: a state dict, or timm's."
+            metavar="FILE|timm:NAME",
+            help="What vit (images) and continual begin from: a state dict, or timm's.",
         ),
     ] = None,
     device: Annotated[
@@ -120,6 +121,8 @@ def run(
         _ends(LabError("--address is of a Ray cluster: it needs --engine ray"))
     try:
         given = {"checkpoint": _with_digest(checkpoint)} if checkpoint else {}
+        if encoder is not None and name != "graph":
+            raise LabError("--encoder is for graph alone")
         if encoder is not None:
             given["titles"] = graph.embed_titles(encoder, place.data, place.root)
         selection = runner.Selection(name, preset, tuple(study), tuple(arm), seeds, controls, given)
@@ -153,10 +156,12 @@ def status(folder: Annotated[Path, typer.Argument(help="The --out of a run.")]) 
         selections = runner.remembered(folder)
         if not selections:
             raise LabError(f"{folder} has no runs.json: nothing was run there")
+        told = {}  # the same part may have been asked for twice
         for plan in (plan for selection in selections for plan in runner.plans(selection, folder)):
-            print(f"{plan.experiment.name} {plan.preset} {plan.study.name}: {_how_far(plan)}")
-            for outcome in outcomes(plan):
-                print(f"  {outcome.arm.name}: {_how_far_is(outcome, plan)}")
+            lines = [f"{plan.experiment.name} {plan.preset} {plan.study.name}: {_how_far(plan)}"]
+            lines += [f"  {one.arm.name}: {_how_far_is(one, plan)}" for one in outcomes(plan)]
+            told["\n".join(lines)] = True
+        print("\n".join(told))
     except LabError as error:
         _ends(error)
 

@@ -62,6 +62,7 @@ class Study:
     test_label: str = "test %"
     choices: Mapping[str, str] = field(default_factory=dict)  # where not the experiment's
     controls: bool = True  # whether its arms can have some
+    small: bool = False  # it shows that everything runs: choices of the real thing do not hold
 
     def __post_init__(self) -> None:
         names = [arm.name for arm in self.arms]
@@ -82,11 +83,12 @@ class Study:
                     "several takes tuning seeds"
                 )
 
-    def only(self, arms: Sequence[str], seeds: int | None) -> Study:
-        """The study with some of its arms, and those they need, and its first seeds."""
+    def only(self, arms: Sequence[str], seeds: int | None, controls: bool = False) -> Study:
+        """The study with some of its arms, those they need, their controls if asked, and its first seeds."""
         wanted = {self.arm(name).name for name in arms} or {arm.name for arm in self.arms}
         wanted |= {arm.control_of for arm in self.arms if arm.name in wanted and arm.control_of}
         wanted |= {arm.versus for arm in self.arms if arm.name in wanted and arm.versus}
+        wanted |= {arm.name for arm in self.arms if controls and arm.control_of in arms}
         wanted.add(self.baseline)
         kept = tuple(
             replace(arm, against=tuple(name for name in arm.against if name in wanted))

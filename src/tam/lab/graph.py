@@ -102,7 +102,7 @@ def embed_titles(encoder: str, data_folder: Path, root: Path) -> str:
     try:
         from sentence_transformers import SentenceTransformer
     except ImportError as error:
-        raise LabError("--encoder needs the package sentence-transformers") from error
+        raise LabError("--encoder needs a package: pip install sentence-transformers") from error
     files.check("movielens", find("movielens", data_folder), data_folder)
     titles = movielens.read(data_folder).titles
     try:

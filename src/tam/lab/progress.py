@@ -55,8 +55,9 @@ class Show:
             self.at_work[key] = event
         else:
             self.at_work.pop(key, None)
-            self.left -= 1
-            self.done += event.kind == "done"
+            count = 1 + len(event.job.others)
+            self.left -= count
+            self.done += count if event.kind == "done" else 0
         name = f"{event.job.label} ({key})"
         if event.kind == "epoch":
             self.first = self.first or time.monotonic()
@@ -95,7 +96,8 @@ class Show:
             return ""
         totals = [event.job.config["epochs"] for event in self.at_work.values()]
         running = sum(totals) - sum(event.detail.get("epoch", 0) for event in self.at_work.values())
-        waiting = max(0, self.left - len(self.at_work)) * mean(totals)  # as if they were like these
+        started = sum(1 + len(event.job.others) for event in self.at_work.values())
+        waiting = max(0, self.left - started) * mean(totals)  # as if they were like these
         seconds = (time.monotonic() - self.first) / (self.epochs - 1) * (running + waiting)
         told = f"{seconds / 60:.0f} min" if seconds > 90 else f"{seconds:.0f} s"
         return f", about {told} left of this round"

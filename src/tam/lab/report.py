@@ -207,7 +207,7 @@ def facts(plan: Plan) -> dict[str, str]:
         "margin": f"±{study.margin:g}" if study.margin else "none: equivalence is not asked for",
         "machines": ("; ".join(machines) or "none: nothing was run") + when,
         "time": f"{mean(seconds):.3g} s a trial from start to end, with others beside it" if seconds else "",
-        **plan.experiment.choices,
+        **({} if study.small else plan.experiment.choices),
         **study.choices,
     }
 
@@ -331,13 +331,16 @@ def _notes(group: Group) -> str:
 
 
 def _title(plan: Plan) -> str:
-    return f"{plan.experiment.name}: {plan.study.title} (preset {plan.preset})"
+    small = ": in small, its figures mean nothing" if plan.study.small else ""
+    return f"{plan.experiment.name}: {plan.study.title} (preset {plan.preset}{small})"
 
 
 def _lines(plan: Plan, differences: Differences) -> list[str]:
     said = plan.experiment.says(plan) if plan.experiment.says is not None else []
     compared = [*beside_the_paper(plan, differences), *others(plan, differences)]
-    return [*ranking(plan), *compared, *against_controls(plan, differences), *said]
+    paper = plan.study.choices.get("the paper says")
+    first = [f"The paper says: {paper}"] if paper else []
+    return [*first, *ranking(plan), *compared, *against_controls(plan, differences), *said]
 
 
 def ranking(plan: Plan) -> list[str]:
@@ -349,7 +352,7 @@ def ranking(plan: Plan) -> list[str]:
         return []
     order = sorted(means, key=lambda name: means[name][0], reverse=study.higher)
     told = (f"{name} {means[name][0]:.{study.digits}f} (n = {means[name][1]})" for name in order)
-    return [f"In the order of the means, whether they are told apart or not: {', '.join(told)}."]
+    return [f"The best mean first, whether they are told apart or not: {', '.join(told)}."]
 
 
 def _charts(plan: Plan) -> Iterator[str]:

@@ -63,9 +63,19 @@ def plans(selection: Selection, root: Path) -> list[Plan]:
             raise LabError(f"studies of {experiment.name}, preset {selection.preset}, take no {key}")
     chosen = [replace(study, workload={**study.workload, **selection.given}) for study in chosen]
     return [
-        Plan(experiment, study.only(selection.arms, selection.seeds), root, selection.preset, study)
-        for study in chosen
+        Plan(experiment, _part(study, selection), root, selection.preset, study)
+        for study in _with_arms(chosen, selection.arms)
     ]
+
+
+def _part(study: Study, selection: Selection) -> Study:
+    return study.only(selection.arms, selection.seeds, selection.controls)
+
+
+def _with_arms(studies: Sequence[Study], arms: Sequence[str]) -> Sequence[Study]:
+    """Those that have the arms; where none has, all, so that the mistake is told."""
+    having = [study for study in studies if set(arms) <= {arm.name for arm in study.arms}]
+    return having or studies
 
 
 ENGINES = ("local", "ray")
@@ -115,7 +125,7 @@ def run(
                 raise LabError(
                     f"{len(free)} trials left no result in {place.root}: is it another folder where they ran?"
                 )
-            tell(len(free))
+            tell(sum(1 + len(job.others) for job in free))
             running.run(free)
             before, waits = free, False
 

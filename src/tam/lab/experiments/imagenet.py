@@ -49,6 +49,7 @@ SMOKE = replace(
     title="a small network on generated images",
     workload={"data": "generated", "model": "tiny", "epochs": 2, "batch": 16, "size": 24},
     seeds=(0, 1),
+    small=True,
     choices={
         "batch size": "16 over all ranks.",
         "outcome": "the last epoch's accuracy on 32 generated images: it shows that everything runs, and "

@@ -147,7 +147,7 @@ def quick() -> tuple[Study, ...]:
 def smoke() -> tuple[Study, ...]:
     """Less than a minute on two CPU cores: scikit-learn's digits and a network of 5,000 parameters."""
     lrs = {"sgdm": (0.1,), "tam": (0.02, 0.2)}
-    more = {"seeds": (0, 1), "tuning_seeds": (100,), "choices": variants.SMALL}
+    more = {"seeds": (0, 1), "tuning_seeds": (100,), "choices": variants.SMALL, "small": True}
     workload = {"epochs": 2, "batch": 64, "held_out": 300}
     return (study("digits", "tiny", 1e-4, arms=arms(1e-4, lrs), workload=workload, **more),)
 
