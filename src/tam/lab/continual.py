@@ -31,7 +31,8 @@ from tam.lab.damping import (
 )
 from tam.lab.data import files, find, moments, streams
 from tam.lab.graphed import Graphed
-from tam.lab.images import OF_THE_DEVICE, Progress, begin_from, normalise, padding, prepare, resolved, told
+from tam.lab.images import Progress, begin_from, normalise, padding, prepare, resolved, told
+from tam.lab.making import load_optimizer, make_optimizer
 from tam.lab.models import get_model, parameters
 from tam.lab.store import LabError, TrialFolder
 
@@ -125,7 +126,7 @@ class Learner:
         mean_std = moments(self.stream.images[self.stream.train[0]])  # of what is known at the start
         self.mean, self.std = (torch.tensor(x, device=device)[:, None, None] for x in mean_std)
         self.lr = torch.tensor(config.lr, device=device)
-        self.optimizer = self._make_optimizer()
+        self.optimizer = make_optimizer(config, self.model.parameters(), self.lr, graphed=cuda)
         self.given = None if given is None else given.to(device)
         self.order = torch.zeros(size, dtype=torch.int64, device=device)
         self.shift = torch.zeros(size, 2, dtype=torch.int64, device=device)
@@ -135,13 +136,6 @@ class Learner:
         self.seen = torch.zeros(self.steps * config.passes, 2, device=device)  # loss and s of an experience
         self.row = torch.zeros(1, dtype=torch.int64, device=device)
         self.step = Graphed(self._step, device)
-
-    def _make_optimizer(self) -> torch.optim.Optimizer:
-        record, options = registry.get(self.config.optimizer), dict(self.config.options)
-        options |= {"smoothing": 1.0} if self.config.damping else {}  # s stays what it is told to be
-        if self.device.type == "cuda":
-            options |= {"fused": True} if issubclass(record.cls, torch.optim.SGD) else {"capturable": True}
-        return record.create(self.model.parameters(), lr=self.lr, **options)
 
     def begin(self, experience: int) -> None:
         """What the network knows now is what it is not to forget."""
@@ -208,10 +202,7 @@ class Learner:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.model.load_state_dict(state["model"])
-        own = [{k: group[k] for k in OF_THE_DEVICE if k in group} for group in self.optimizer.param_groups]
-        self.optimizer.load_state_dict(state["optimizer"])
-        for group, flags in zip(self.optimizer.param_groups, own, strict=True):
-            group |= flags  # torch has put the checkpoint's there
+        load_optimizer(self.optimizer, state["optimizer"])
         self.taken.copy_(state["taken"])
 
 

@@ -32,6 +32,7 @@ from tam.lab.damping import (
 )
 from tam.lab.data import files, find, movielens
 from tam.lab.images import Progress, resolved, told
+from tam.lab.making import make_optimizer
 from tam.lab.models import parameters
 from tam.lab.store import LabError, TrialFolder, digest_of, write_whole
 
@@ -219,10 +220,7 @@ class Training:
         check_length(self.given, config.switch or config.epochs)
         if self.given is not None:
             self.given = self.given.to(device)
-        options = {**config.options, **({"smoothing": 1.0} if config.damping else {})}
-        record = registry.get(config.optimizer)
-        first = record.create(self.network.parameters(), lr=config.lr, **options)
-        self.optimizer = first
+        self.optimizer = first = make_optimizer(config, self.network.parameters(), config.lr)
         if config.switch is not None:
             self.optimizer = tam.Warmup(first, self._adam, config.switch)
         self.taken = torch.zeros((), dtype=torch.int64, device=device)

@@ -30,6 +30,7 @@ from tam.lab.damping import (
 )
 from tam.lab.data.imagenet import Folders, generate
 from tam.lab.images import Progress, normalise, resolved, result_of, row_of, told
+from tam.lab.making import make_optimizer
 from tam.lab.models import get_model
 from tam.lab.store import LabError, TrialFolder
 
@@ -109,11 +110,7 @@ class Training:
         torch.manual_seed(config.seed)
         self.model = get_model(config.model).make(len(self.train.classes)).to(device)
         self.wrapped: nn.Module = DistributedDataParallel(self.model) if ranks.many else self.model
-        options = dict(config.options)
-        options |= {"smoothing": 1.0} if config.damping else {}  # s stays what it is told to be
-        self.optimizer = registry.get(config.optimizer).create(
-            self.model.parameters(), lr=config.lr, **options
-        )
+        self.optimizer = make_optimizer(config, self.model.parameters(), config.lr)
         self.given = None if given is None else given.to(device)
         self.taken = torch.zeros((), dtype=torch.int64, device=device)  # steps of the whole run
         self.sums = torch.zeros(3, dtype=torch.float64, device=device)  # of an epoch: loss, |g|, steps

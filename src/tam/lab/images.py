@@ -36,10 +36,10 @@ from tam.lab.damping import (
 )
 from tam.lab.data import ImageData, files, find, load, split
 from tam.lab.graphed import Graphed
+from tam.lab.making import load_optimizer, make_optimizer
 from tam.lab.models import get_model, parameters
 from tam.lab.store import LabError, TrialFolder, digest_of
 
-OF_THE_DEVICE = ("lr", "fused", "foreach", "capturable")  # options that are not a checkpoint's
 ALIGNMENT = 2  # the columns of what is seen of a step: loss, |g|, s
 
 
@@ -214,17 +214,13 @@ class Training:
         self.step = Graphed(self._step, device)
 
     def _make_optimizer(self) -> torch.optim.Optimizer:
-        record, options = registry.get(self.config.optimizer), dict(self.config.options)
-        options |= {"smoothing": 1.0} if self.config.damping else {}  # s stays what it is told to be
-        if self.device.type == "cuda":
-            options |= {"fused": True} if issubclass(record.cls, torch.optim.SGD) else {"capturable": True}
         params: Any = list(self.model.parameters())
         if self.config.grouped:
             parts: dict[str, list[Tensor]] = {}  # "stem.0", "blocks.3", "head.weight", …
             for name, p in self.model.named_parameters():
                 parts.setdefault(".".join(name.split(".")[:2]), []).append(p)
             params = [{"params": part} for part in parts.values()]
-        first = record.create(params, lr=self.lr, **options)
+        first = make_optimizer(self.config, params, self.lr, graphed=self.device.type == "cuda")
         if self.config.sgdm_from is None:
             return first
         steps = self.config.sgdm_from * self.steps
@@ -306,11 +302,7 @@ class Training:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.model.load_state_dict(state["model"])
-        keys = ("lr",) if isinstance(self.optimizer, tam.Warmup) else OF_THE_DEVICE
-        own = [{k: group[k] for k in keys if k in group} for group in self.optimizer.param_groups]
-        self.optimizer.load_state_dict(state["optimizer"])
-        for group, flags in zip(self.optimizer.param_groups, own, strict=True):
-            group |= flags  # torch has put the checkpoint's there
+        load_optimizer(self.optimizer, state["optimizer"])
         self.taken.copy_(state["taken"])
 
 

@@ -27,6 +27,7 @@ from tam.lab.damping import (
     watched,
 )
 from tam.lab.images import Progress, told
+from tam.lab.making import make_optimizer
 from tam.lab.store import TrialFolder
 from tam.optimizers.torque import TorqueOptimizer
 
@@ -83,8 +84,7 @@ def walk(
     surface, start = SURFACES[config.surface]
     generator = torch.Generator().manual_seed(config.seed)
     x = torch.tensor(start, dtype=torch.float64, requires_grad=True)
-    options = config.options if given is None else {**config.options, "smoothing": 1.0}
-    optimizer = registry.get(config.optimizer).create([x], lr=config.lr, **options)
+    optimizer = make_optimizer(config, [x], config.lr)
     for i in range(config.epochs):
         (slope,) = torch.autograd.grad(surface(x), x)
         x.grad = slope + config.noise * torch.randn(2, generator=generator, dtype=torch.float64)
