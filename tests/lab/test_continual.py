@@ -16,6 +16,7 @@ from tam.lab import continual
 from tam.lab.data import DataError, streams
 from tam.lab.images import prepare
 from tam.lab.store import TrialFolder
+from tests.lab.test_images import outcome
 
 CPU = torch.device("cpu")
 
@@ -36,12 +37,6 @@ def run(root: Path, steps: int | None = None, **more: Any) -> TrialFolder:
         for _ in itertools.islice(continual.run(folder.config, folder, root, CPU, 0.0), steps):
             pass
     return folder
-
-
-def outcome(folder: TrialFolder) -> Any:
-    result = folder.result
-    assert result is not None
-    return {k: v for k, v in result.items() if k not in ("timing", "machine", "settings")}, folder.metrics()
 
 
 def test_lwf_worked_out_by_hand() -> None:

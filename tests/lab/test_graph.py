@@ -12,6 +12,7 @@ import torch
 from tam.lab import graph
 from tam.lab.data import DataError, movielens
 from tam.lab.store import LabError, TrialFolder
+from tests.lab.test_images import outcome
 
 CPU = torch.device("cpu")
 pytest.importorskip("torch_geometric")
@@ -29,12 +30,6 @@ def run(root: Path, steps: int | None = None, **more: Any) -> TrialFolder:
         for _ in itertools.islice(graph.run(folder.config, folder, root, CPU, 0.0), steps):
             pass
     return folder
-
-
-def outcome(folder: TrialFolder) -> Any:
-    result = folder.result
-    assert result is not None
-    return {k: v for k, v in result.items() if k not in ("timing", "machine", "settings")}, folder.metrics()
 
 
 def write(folder: Path, ratings: str, movies: str) -> None:

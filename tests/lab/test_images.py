@@ -14,6 +14,7 @@ import torch
 from tam import registry
 from tam.lab import images
 from tam.lab.data import load
+from tam.lab.making import begin_from
 from tam.lab.models import get_model
 from tam.lab.store import LabError, TrialFolder, digest_of
 
@@ -172,7 +173,7 @@ def test_a_pretrained_network_but_for_its_head(tmp_path: Path) -> None:
         (f"{tmp_path}/net.pt#0", "is not the one this trial began with"),
     ):
         with pytest.raises(LabError, match=message):
-            images.begin_from(source, checkpoint)
+            begin_from(source, checkpoint)
 
 
 def with_digest(path: Path) -> str:

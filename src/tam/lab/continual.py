@@ -31,8 +31,8 @@ from tam.lab.damping import (
 )
 from tam.lab.data import files, find, moments, streams
 from tam.lab.graphed import Graphed
-from tam.lab.images import Progress, begin_from, normalise, padding, prepare, resolved, told
-from tam.lab.making import load_optimizer, make_optimizer
+from tam.lab.images import Progress, normalise, padding, prepare, resolved, told
+from tam.lab.making import load_optimizer, make_network, make_optimizer
 from tam.lab.models import get_model, parameters
 from tam.lab.store import LabError, TrialFolder
 
@@ -114,19 +114,14 @@ class Learner:
         self.steps = size // config.batch  # of a pass
         if self.steps == 0:
             raise LabError(f"{size} images make no batch of {config.batch}")
-        torch.manual_seed(config.seed)
-        self.model = get_model(config.model).make(self.stream.classes).to(device)
-        if config.checkpoint is not None:
-            begin_from(self.model, config.checkpoint)
-        cuda = device.type == "cuda"
-        self.dtype = torch.bfloat16 if cuda else torch.float32
-        if cuda:
-            self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.model, self.dtype = make_network(config, self.stream.classes, device)
         self.before: nn.Module | None = None  # the network as it was, once there is something to forget
         mean_std = moments(self.stream.images[self.stream.train[0]])  # of what is known at the start
         self.mean, self.std = (torch.tensor(x, device=device)[:, None, None] for x in mean_std)
         self.lr = torch.tensor(config.lr, device=device)
-        self.optimizer = make_optimizer(config, self.model.parameters(), self.lr, graphed=cuda)
+        self.optimizer = make_optimizer(
+            config, self.model.parameters(), self.lr, graphed=device.type == "cuda"
+        )
         self.given = None if given is None else given.to(device)
         self.order = torch.zeros(size, dtype=torch.int64, device=device)
         self.shift = torch.zeros(size, 2, dtype=torch.int64, device=device)

@@ -10,9 +10,7 @@ from __future__ import annotations
 
 import importlib.util
 import inspect
-import io
 import math
-import pickle
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields
@@ -36,9 +34,9 @@ from tam.lab.damping import (
 )
 from tam.lab.data import ImageData, files, find, load, split
 from tam.lab.graphed import Graphed
-from tam.lab.making import load_optimizer, make_optimizer
+from tam.lab.making import load_optimizer, make_network, make_optimizer
 from tam.lab.models import get_model, parameters
-from tam.lab.store import LabError, TrialFolder, digest_of
+from tam.lab.store import LabError, TrialFolder
 
 ALIGNMENT = 2  # the columns of what is seen of a step: loss, |g|, s
 
@@ -114,28 +112,6 @@ def _data(name: str, folder: Path, device: torch.device) -> tuple[ImageData, Ten
     return data, data.train[0].to(device), data.train[1].to(device)
 
 
-def begin_from(model: nn.Module, source: str) -> None:
-    """Loads a pretrained network; what has another shape (its head) stays new."""
-    if source.startswith("timm:"):
-        import timm
-
-        found = timm.create_model(source.removeprefix("timm:"), pretrained=True).state_dict()
-    else:
-        path, _, digest = source.rpartition("#")
-        try:
-            content = Path(path).read_bytes()
-            if digest_of(content) != digest:
-                raise LabError(f"the checkpoint {path} is not the one this trial began with")
-            found = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-        except (OSError, RuntimeError, pickle.UnpicklingError) as error:
-            raise LabError(f"the checkpoint {path} cannot be read: {error}") from error
-    own = model.state_dict()
-    fitting = {k: v for k, v in found.items() if k in own and own[k].shape == v.shape}
-    if 2 * len(fitting) < len(own):
-        raise LabError(f"{source} is of another network: {len(fitting)} of {len(own)} tensors fit")
-    model.load_state_dict(fitting, strict=False)
-
-
 class Draws:
     """The batches of an epoch, in tensors that stay where they are."""
 
@@ -188,14 +164,7 @@ class Training:
         self.steps = len(self.draws.indices) // config.batch
         if self.steps == 0:
             raise LabError(f"{len(self.draws.indices)} images make no batch of {config.batch}")
-        torch.manual_seed(config.seed)
-        self.model = get_model(config.model).make(self.data.classes).to(device)
-        if config.checkpoint is not None:
-            begin_from(self.model, config.checkpoint)
-        cuda = device.type == "cuda"
-        self.dtype = torch.bfloat16 if cuda else torch.float32
-        if cuda:
-            self.model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.model, self.dtype = make_network(config, self.data.classes, device)
         self.mean, self.std = (
             torch.tensor(x, device=device)[:, None, None] for x in (self.data.mean, self.data.std)
         )
@@ -210,7 +179,9 @@ class Training:
         self.taken = torch.zeros((), dtype=torch.int64, device=device)  # steps of the whole run
         self.lanes = torch.arange(config.batch, device=device)
         self.seen = torch.zeros(self.steps, 3, device=device)
-        self.loss_of = torch.compile(self._loss_of, dynamic=False) if cuda else self._loss_of
+        self.loss_of = self._loss_of
+        if device.type == "cuda":
+            self.loss_of = torch.compile(self._loss_of, dynamic=False)
         self.step = Graphed(self._step, device)
 
     def _make_optimizer(self) -> torch.optim.Optimizer:

@@ -1,18 +1,68 @@
-"""The optimizer of a trial: as the registry makes it, with what a control and a CUDA graph need."""
+"""The network and the optimizer of a trial, with what a seed, a control and a CUDA graph need."""
 
 from __future__ import annotations
 
-from typing import Any
+import io
+import pickle
+from pathlib import Path
+from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from tam import registry
 from tam.lab.damping import Damped
+from tam.lab.models import get_model
+from tam.lab.store import LabError, digest_of
 from tam.warmup import Warmup
 
 OF_THE_DEVICE = ("lr", "fused", "foreach", "capturable")  # options that are not a checkpoint's
+
+
+class Seeded(Protocol):
+    """The part of a trial's config that speaks of its network."""
+
+    @property
+    def model(self) -> str: ...
+    @property
+    def seed(self) -> int: ...
+    @property
+    def checkpoint(self) -> str | None: ...
+
+
+def make_network(config: Seeded, classes: int, device: torch.device) -> tuple[nn.Module, torch.dtype]:
+    """A seed's network, and what it computes in: bfloat16 on a GPU, where its images lie channels last."""
+    torch.manual_seed(config.seed)
+    model = get_model(config.model).make(classes).to(device)
+    if config.checkpoint is not None:
+        begin_from(model, config.checkpoint)
+    if device.type != "cuda":
+        return model, torch.float32
+    model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+    return model, torch.bfloat16
+
+
+def begin_from(model: nn.Module, source: str) -> None:
+    """Loads a pretrained network; what has another shape (its head) stays new."""
+    if source.startswith("timm:"):
+        import timm
+
+        found = timm.create_model(source.removeprefix("timm:"), pretrained=True).state_dict()
+    else:
+        path, _, digest = source.rpartition("#")
+        try:
+            content = Path(path).read_bytes()
+            if digest_of(content) != digest:
+                raise LabError(f"the checkpoint {path} is not the one this trial began with")
+            found = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+        except (OSError, RuntimeError, pickle.UnpicklingError) as error:
+            raise LabError(f"the checkpoint {path} cannot be read: {error}") from error
+    own = model.state_dict()
+    fitting = {k: v for k, v in found.items() if k in own and own[k].shape == v.shape}
+    if 2 * len(fitting) < len(own):
+        raise LabError(f"{source} is of another network: {len(fitting)} of {len(own)} tensors fit")
+    model.load_state_dict(fitting, strict=False)
 
 
 def make_optimizer(config: Damped, params: Any, lr: float | Tensor, graphed: bool = False) -> Optimizer:
