@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,17 @@ def run(root: Path, device: str, configs: list[dict[str, Any]]) -> list[TrialFol
     work(Place(root, root, device, together=8), lambda _: waiting.pop(0), events.append)
     assert [event.detail for event in events if event.kind == "failed"] == []
     return [TrialFolder(root, one) for one in configs]
+
+
+def on_both(trial: Callable[..., Iterator[Any]], one: dict[str, Any], root: Path) -> list[TrialFolder]:
+    """A trial on the GPU and on the CPU."""
+    folders = []
+    for device in ("cuda", "cpu"):
+        folders.append(TrialFolder(root / device, one))
+        with folders[-1].at_work():
+            for _ in trial(one, folders[-1], root, torch.device(device), 1e9):
+                pass
+    return folders
 
 
 def test_trials_side_by_side_learn_what_they_learn_on_a_cpu(tmp_path: Path) -> None:
@@ -99,14 +111,7 @@ def test_a_warm_up_is_captured_anew_at_its_switch(tmp_path: Path) -> None:
 
 def test_copies_and_their_barrier(tmp_path: Path) -> None:
     given = {**config(schedule="constant", keep_at=(2,)), "at": 2}
-    found = []
-    for device in ("cuda", "cpu"):
-        folder = TrialFolder(tmp_path / device, connectivity.config_of(**given))
-        with folder.at_work():
-            for _ in connectivity.run(folder.config, folder, tmp_path, torch.device(device), 1e9):
-                pass
-        assert folder.result is not None
-        found.append(folder.result)
+    found = [one.result or {} for one in on_both(connectivity.run, connectivity.config_of(**given), tmp_path)]
     assert found[0]["loss"] == pytest.approx(found[1]["loss"], rel=0.15)
     assert found[0]["barrier"] == pytest.approx(found[1]["barrier"], rel=0.5, abs=0.05)
 
@@ -166,14 +171,8 @@ def test_continual_learning(method: str, tmp_path: Path) -> None:
         "test": True,
     }
     one = continual.config_of(**given, optimizer="tam", method=method, passes=2)
-    found = []
-    for device in ("cuda", "cpu"):
-        folder = TrialFolder(tmp_path / device, one)
-        with folder.at_work():
-            for _ in continual.run(one, folder, tmp_path, torch.device(device), 1e9):
-                pass
-        found.append(folder.metrics())
-    for mine, other in zip(*found, strict=True):
+    ours, theirs = on_both(continual.run, one, tmp_path)
+    for mine, other in zip(ours.metrics(), theirs.metrics(), strict=True):
         assert mine["loss"] == pytest.approx(other["loss"], rel=0.1)
 
 
@@ -181,12 +180,6 @@ def test_a_graph_network(tmp_path: Path) -> None:
     pytest.importorskip("torch_geometric")
     given = {"optimizer": "tam", "lr": 0.02, "seed": 0, "epochs": 6, "data": "generated", "test": True}
     one = graph.config_of(**given, switch=3)
-    found = []
-    for device in ("cuda", "cpu"):
-        folder = TrialFolder(tmp_path / device, one)
-        with folder.at_work():
-            for _ in graph.run(one, folder, tmp_path, torch.device(device), 1e9):
-                pass
-        found.append(folder.metrics())
-    for mine, other in zip(*found, strict=True):
+    ours, theirs = on_both(graph.run, one, tmp_path)
+    for mine, other in zip(ours.metrics(), theirs.metrics(), strict=True):
         assert mine["loss"] == pytest.approx(other["loss"], rel=0.01)
