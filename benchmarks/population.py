@@ -15,16 +15,16 @@ from statistics import median
 
 import torch
 
-from tam.lab import online
 from tam.lab.experiments.online import DELTAS, GRID
 from tam.lab.machine import machine
+from tam.lab.population import Config, Population
 
 
-def configs(depth: int) -> list[online.Config]:
+def configs(depth: int) -> list[Config]:
     """The paper's grids: three optimizers, four lrs, three deltas, five seeds."""
     lrs = {"sgd": GRID, "sgdm": GRID, "tam": tuple(2 * lr for lr in GRID)}
     return [
-        online.Config(depth, delta, name, lr, seed, epochs=1)
+        Config(depth, delta, name, lr, seed, epochs=1)
         for name in lrs
         for lr in lrs[name]
         for delta in DELTAS
@@ -35,7 +35,7 @@ def configs(depth: int) -> list[online.Config]:
 def seconds(depth: int, data: Path, device: torch.device, passes: int) -> list[float]:
     """Of each pass after the first."""
     members = configs(depth)
-    population = online.Population(members, data, device, [None] * len(members))
+    population = Population(members, data, device, [None] * len(members))
     population.begin(0)
     found = []
     for number in range(passes + 1):
@@ -62,10 +62,12 @@ def main() -> None:
     for depth in (2, 4):
         with torch.cuda.stream(torch.cuda.Stream()):
             each = seconds(depth, arguments.data, device, arguments.passes)
-        found[f"depth {depth}"] = {"passes": each, "task": 40 * median(each)}
+        found[f"{depth} hidden layers"] = {"pass_s": each, "task_s": 40 * median(each)}
         print(f"depth {depth}: {40 * median(each):.1f} s a task of 180 networks")
     if arguments.out:
-        text = json.dumps({"machine": machine(device), "seconds": found}, indent=1)
+        versions = machine(device)
+        told = {"hardware": versions.pop("hardware"), "versions": versions, "rounds": arguments.passes}
+        text = json.dumps({**told, "population": found}, indent=1)
         arguments.out.write_text(text + "\n", encoding="utf-8")
 
 

@@ -79,6 +79,14 @@ def exchange_table(found: dict[str, Any]) -> list[str]:
     return lines
 
 
+def population_table(found: dict[str, Any]) -> list[str]:
+    lines = ["| 180 networks | a pass, from s | to s | a task of 40 passes, s |", "|---|---|---|---|"]
+    for name, row in found["population"].items():
+        times = f"{min(row['pass_s']):.3f} | {max(row['pass_s']):.3f} | {row['task_s']:.1f}"
+        lines.append(f"| {name} | {times} |")
+    return lines
+
+
 HOP = 10e-6  # seconds from one GPU to another over a network: what the estimate assumes
 SIZE = 7e9  # parameters of the model it takes, in bfloat16 where they travel
 LINK = 50e9  # bytes a second of each rank's link
@@ -118,11 +126,11 @@ def write() -> str:
         "# Measured speed",
         "",
         "Made by `benchmarks/report.py` from the JSON files here; `benchmarks/step.py`, `bert_large.py`,",
-        "`recorder.py` and `collectives.py` say how the figures were taken. Step: one on an idle machine,",
-        "median of interleaved rounds, host time before the first launch included. Device: the device's",
-        "time alone. Ratio: to torch's fused optimizer of the family in the same run (for the last two rows",
-        "of a list, to clipping and then fused AdamW). Floor: the bytes that must move over the bandwidth of",
-        "a copy; the tensor scope is held to one pass over them, the others to two.",
+        "`recorder.py`, `collectives.py` and `population.py` say how the figures were taken. Step: one on",
+        "an idle machine, median of interleaved rounds, host time before the first launch included. Device:",
+        "the device's time alone. Ratio: to torch's fused optimizer of the family in the same run (for the",
+        "last two rows of a list, to clipping and then fused AdamW). Floor: the bytes that must move over",
+        "the bandwidth of a copy; the tensor scope is held to one pass over them, the others to two.",
     ]
     for path in sorted(RESULTS.glob("*.json")):
         found = json.loads(path.read_text())
@@ -144,6 +152,8 @@ def write() -> str:
             lines += collectives_table(found)
         elif "exchange" in found:
             lines += exchange_table(found)
+        elif "population" in found:
+            lines += population_table(found)
         else:
             lines += end_to_end_table(found)
     return "\n".join(lines) + "\n"

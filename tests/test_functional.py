@@ -95,6 +95,36 @@ def test_members_of_a_population_have_their_own_lr(name: str) -> None:
         assert state.alignment.shape[0] == 3
 
 
+def test_members_have_their_own_smoothing_and_floor() -> None:
+    """Among them SGD with momentum, exactly: a smoothing of 1 and a floor of 1/2."""
+    options = [(0.9, 1e-8), (0.5, 0.1), (1.0, 0.5)]
+    smoothing, floor = (torch.tensor(column, dtype=torch.float64) for column in zip(*options, strict=True))
+    stacked = [torch.stack([p] * len(options)) for p in start()]
+    state = vmap(functional.init_tam)(stacked)
+
+    def step(p: Any, g: Any, s: Any, gamma: Tensor, epsilon: Tensor) -> Any:
+        return functional.tam(p, g, s, lr=0.1, smoothing=gamma, floor=epsilon)
+
+    each = [parameters(SHAPES, torch.float64) for _ in options]
+    alone: list[Any] = [
+        tam.TAM(p, lr=0.1, smoothing=gamma, floor=epsilon)
+        for p, (gamma, epsilon) in zip(each, options, strict=True)
+    ]
+    alone[-1] = torch.optim.SGD(each[-1], lr=0.1, momentum=0.9)
+    for k in range(5):
+        drawn = gradients(start(), k)
+        grads = [torch.stack([g] * len(options)) for g in drawn]
+        stacked, state = vmap(step)(stacked, grads, state, smoothing, floor)
+        for params, optimizer in zip(each, alone, strict=True):
+            for p, g in zip(params, drawn, strict=True):
+                p.grad = g.clone()
+            optimizer.step()
+    for i, params in enumerate(each):
+        for ours, theirs in zip(stacked, params, strict=True):
+            assert_close(ours[i], theirs, 1e-12)
+    assert state.alignment[-1] == 0
+
+
 def test_a_population_trains_on_its_own_losses() -> None:
     # vmap over grad and step together, as an ensemble is trained.
     data = torch.linspace(-1, 1, 8, dtype=torch.float64)

@@ -4,8 +4,8 @@
     params, state = functional.tam(params, grads, state, lr=0.2)
 
 `params` and `grads` are dicts, lists or tuples of tensors; the result has the same form. Everything
-works under `torch.func.vmap`, where lr, momentum and weight_decay may be tensors, one entry for each
-member of a population, and autograd goes through:
+works under `torch.func.vmap`, where lr, momentum, weight_decay and, for `tam`, smoothing and floor may be
+tensors, one entry for each member of a population, and autograd goes through:
 
     state = vmap(functional.init_tam)(stacked)  # stacked: {name: tensor of shape [members, ...]}
     step = lambda p, g, s, lr: functional.tam(p, g, s, lr=lr)
@@ -87,8 +87,8 @@ def tam(
     *,
     lr: float | Tensor = 0.2,
     momentum: float | Tensor = 0.9,
-    smoothing: float = 0.9,
-    floor: float = 1e-8,
+    smoothing: float | Tensor = 0.9,
+    floor: float | Tensor = 1e-8,
     weight_decay: float | Tensor = 0.0,
     scope: str = "global",
     max_grad_norm: float | None = None,

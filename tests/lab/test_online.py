@@ -12,7 +12,7 @@ import torch
 from torch.nn.functional import cross_entropy
 
 import tam
-from tam.lab import online
+from tam.lab import online, population
 from tam.lab.data import load, split
 from tam.lab.images import normalise
 from tam.lab.runner import Selection, plans, run
@@ -50,20 +50,20 @@ MIXED = [
 ]
 
 
-def alone(one: online.Config) -> list[tuple[float, float]]:
+def alone(one: population.Config) -> list[tuple[float, float]]:
     """Online accuracy and loss of each task, by torch's own optimizer on a module."""
     data = load(one.data, Path())
     x, y = data.train
     mean, std = (torch.tensor(v)[:, None, None] for v in (data.mean, data.std))
     x = normalise(x, mean, std).flatten(1)
     kept, _ = split(len(y), one.held_out, one.seed)
-    model = online.network(x.shape[1], data.classes, one)
+    model = population.network(x.shape[1], data.classes, one)
     optimizer: torch.optim.Optimizer = torch.optim.SGD(model.parameters(), lr=one.lr, momentum=one.momentum)
     if one.optimizer == "tam":
         optimizer = tam.TAM(model.parameters(), lr=one.lr)
     found = []
     for task in range(one.epochs):
-        names = online.labels_of(task, y, data.classes, one)
+        names = population.labels_of(task, y, data.classes, one)
         right, losses = 0, []
         for number in range(one.passes):
             generator = torch.Generator().manual_seed((one.seed * 1009 + task) * 1009 + number)
@@ -83,7 +83,7 @@ def alone(one: online.Config) -> list[tuple[float, float]]:
 def test_a_member_is_the_network_trained_alone(tmp_path: Path) -> None:
     """By torch's SGD and tam.TAM on a module; and, bit for bit, as a population of one."""
     for folder in train(tmp_path / "all", MIXED):
-        expected = alone(online.Config(**folder.config))
+        expected = alone(population.Config(**folder.config))
         rows = folder.metrics()
         assert [row["loss"] for row in rows] == pytest.approx([loss for _, loss in expected], rel=1e-3)
         assert [row["online"] for row in rows] == pytest.approx([right for right, _ in expected], abs=0.3)
@@ -119,8 +119,8 @@ def test_d_replaced_by_its_own_sequence_is_the_same_run(tmp_path: Path) -> None:
 def test_one_product_for_all_members_is_each_members_own() -> None:
     generator = torch.Generator().manual_seed(0)
     x, weight = torch.randn(2, 5, 7, generator=generator), torch.randn(2, 7, 3, 4, generator=generator)
-    found = online.at_once(x, weight)
-    torch.testing.assert_close(found, online.one_by_one(x, weight))
+    found = population.at_once(x, weight)
+    torch.testing.assert_close(found, population.one_by_one(x, weight))
     for seed, member in itertools.product(range(2), range(3)):
         torch.testing.assert_close(found[seed, member], x[seed] @ weight[seed, :, member])
 
@@ -142,15 +142,15 @@ def test_a_member_that_diverges_is_alone_in_it(tmp_path: Path) -> None:
 def test_a_compiled_step_is_the_same(tmp_path: Path) -> None:
     """As on a GPU, with its products at once."""
     torch.set_num_threads(1)
-    members = [online.Config(**one) for one in MIXED]
-    plain, compiled = (online.Population(members, tmp_path, CPU, [None] * len(members)) for _ in range(2))
-    compiled.losses_of = torch.compile(compiled._losses_of, fullgraph=True, backend="aot_eager")
+    members = [population.Config(**one) for one in MIXED]
+    plain, compiled = (population.Population(members, tmp_path, CPU, [None] * len(members)) for _ in range(2))
+    compiled.forward = torch.compile(compiled._forward, fullgraph=True, backend="aot_eager")
     compiled.update = torch.compile(compiled._update, fullgraph=True, backend="aot_eager")
-    for population in (plain, compiled):
-        population.begin(0)
-        population.draw(0, 0)
+    for one in (plain, compiled):
+        one.begin(0)
+        one.draw(0, 0)
         for _ in range(5):
-            population.step()
+            one.step()
     for ours, theirs in zip(plain.blocks, compiled.blocks, strict=True):
         for p, q in zip(ours.params, theirs.params, strict=True):
             torch.testing.assert_close(p, q)
@@ -158,31 +158,31 @@ def test_a_compiled_step_is_the_same(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("delta, changed", [(0, 0), (40, 4), (100, 10)])
 def test_classes_are_permuted_among_themselves(delta: int, changed: int) -> None:
-    one = online.Config(**config(delta=delta))
+    one = population.Config(**config(delta=delta))
     labels = torch.arange(10).repeat(5)
     before = labels
     for task in range(1, 6):
-        after = online.labels_of(task, labels, 10, one)
+        after = population.labels_of(task, labels, 10, one)
         names = {int(a): int(b) for a, b in zip(before, after, strict=True)}
         assert sorted(names.values()) == list(range(10))  # one name for each class
         assert sum(a != b for a, b in names.items()) == changed
         before = after
-    assert torch.equal(online.labels_of(0, labels, 10, one), labels)
+    assert torch.equal(population.labels_of(0, labels, 10, one), labels)
     assert (delta == 0) == torch.equal(before, labels)
 
 
 def test_samples_get_new_labels() -> None:
-    one = online.Config(**config(delta=40, reading="samples"))
+    one = population.Config(**config(delta=40, reading="samples"))
     labels = torch.zeros(1000, dtype=torch.int64)
-    once, twice = (online.labels_of(task, labels, 10, one) for task in (1, 2))
+    once, twice = (population.labels_of(task, labels, 10, one) for task in (1, 2))
     assert 300 < int((once != labels).sum()) <= 400  # a tenth of the new ones are the old ones
     assert 300 < int((twice != once).sum()) <= 400
 
 
 def test_the_papers_networks_have_their_parameters() -> None:
     for depth, count in ((2, 411_146), (4, 444_170)):
-        one = online.Config(depth, 40, "tam", 0.02, 0, 1)
-        assert sum(p.numel() for p in online.network(3072, 10, one).parameters()) == count
+        one = population.Config(depth, 40, "tam", 0.02, 0, 1)
+        assert sum(p.numel() for p in population.network(3072, 10, one).parameters()) == count
 
 
 def test_slopes() -> None:

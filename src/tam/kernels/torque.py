@@ -22,7 +22,7 @@ class Rule:
     """What is one value for the whole optimizer."""
 
     scope: str  # "global" | "group" | "tensor"
-    smoothing: float  # gamma
+    smoothing: float | Tensor  # gamma
     max_grad_norm: float | None
     adaptive: bool  # AdaTAM and AdaTAMW
     decoupled: bool  # AdaTAMW's weight decay
@@ -125,7 +125,7 @@ def _dots(ops: Arithmetic, x: list[Tensor], y: list[Tensor]) -> Tensor:
     return torch.stack([ops.dot(a, b) for a, b in zip(x, y, strict=True)])
 
 
-def settle(sums: Tensor, s: Tensor, smoothing: float) -> Tensor:
+def settle(sums: Tensor, s: Tensor, smoothing: float | Tensor) -> Tensor:
     """s after the step, from the sums [..., 3] and the s before it [...]."""
     dot, mm, gg = sums.unbind(-1)
     defined = (mm > 0) & (gg > 0)

@@ -170,8 +170,14 @@ class Graph:
     features: dict[str, Tensor]
     edges: dict[tuple[str, str, str], Tensor]  # as sparse matrices: rows receive
 
+    def to(self, device: torch.device) -> Graph:
+        return Graph(
+            {k: x.to(device) for k, x in self.features.items()},
+            {k: x.to(device) for k, x in self.edges.items()},
+        )
 
-def graph_of(ratings: movielens.Ratings, rows: Tensor, titles: Tensor | None, device: torch.device) -> Graph:
+
+def graph_of(ratings: movielens.Ratings, rows: Tensor, titles: Tensor | None) -> Graph:
     """A user's features are its number; a movie's its genres and, where given, its title's embedding."""
     from torch_geometric.utils import to_torch_csr_tensor
 
@@ -182,10 +188,7 @@ def graph_of(ratings: movielens.Ratings, rows: Tensor, titles: Tensor | None, de
         EDGES[0]: to_torch_csr_tensor(to_movie, size=(m, n)),
         EDGES[1]: to_torch_csr_tensor(to_movie.flip(0), size=(n, m)),
     }
-    features = {"user": torch.eye(n), "movie": movies}
-    return Graph(
-        {k: x.to(device) for k, x in features.items()}, {k: x.to(device) for k, x in adjacency.items()}
-    )
+    return Graph({"user": torch.eye(n), "movie": movies}, adjacency)
 
 
 @cache
@@ -208,14 +211,16 @@ class Training:
         n = len(self.ratings.values)
         order = torch.randperm(n, generator=torch.Generator().manual_seed(config.seed))
         self.parts = torch.split(order, [n - 2 * (n // 10), n // 10, n // 10])
-        self.graph = graph_of(self.ratings, self.parts[0], titles, device)
-        self.later = (
-            graph_of(self.ratings, torch.cat(self.parts[:2]), titles, device) if config.test else None
-        )
+        graph = graph_of(self.ratings, self.parts[0], titles)
         torch.manual_seed(config.seed)
-        self.network = Network(config.hidden).to(device)
+        self.network = Network(config.hidden)
         with torch.no_grad():
-            self.network(self.graph)  # the first time its layers learn their sizes
+            self.network(graph)  # layers learn their sizes, and draw their weights: of any device the same
+        self.network.to(device)
+        self.graph = graph.to(device)
+        self.later: Graph | None = None
+        if config.test:
+            self.later = graph_of(self.ratings, torch.cat(self.parts[:2]), titles).to(device)
         self.given = given_alignment(config, folder)
         check_length(self.given, config.switch or config.epochs)
         if self.given is not None:

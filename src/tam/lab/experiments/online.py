@@ -47,7 +47,7 @@ TAM = Arm("TAM", "tam", tuple(2 * lr for lr in GRID), against=("SGD",))
 ARMS = (Arm("SGD", "sgd", GRID), Arm("SGDM", "sgdm", GRID), TAM, *variants.controls(TAM))
 
 
-def study(depth: int, delta: int, **workload: Any) -> Study:
+def study(depth: int, delta: int, tuning_seeds: tuple[int, ...] = (100, 101), **workload: Any) -> Study:
     best = ", ".join(f"{name} {lrs[DELTAS.index(delta)]}" for name, lrs in BEST[depth].items())
     return Study(
         f"mlp{depth}-{delta}",
@@ -56,15 +56,15 @@ def study(depth: int, delta: int, **workload: Any) -> Study:
         ARMS,
         baseline="SGDM",
         seeds=(0, 1, 2, 3, 4),
-        tuning_seeds=(100, 101),
+        tuning_seeds=tuning_seeds,
         outcome="online",
         label="online accuracy %",
         choices={"the paper says": SAYS[depth, delta], "the paper's best lr": best},
     )
 
 
-def studies(**workload: Any) -> tuple[Study, ...]:
-    return tuple(study(depth, delta, **workload) for depth in BEST for delta in DELTAS)
+def studies(**settings: Any) -> tuple[Study, ...]:
+    return tuple(study(depth, delta, **settings) for depth in BEST for delta in DELTAS)
 
 
 def plasticity(plan: Plan) -> list[str]:
@@ -81,7 +81,7 @@ def plasticity(plan: Plan) -> list[str]:
 
 
 def smoke() -> tuple[Study, ...]:
-    small = {"epochs": 2, "passes": 2, "batch": 64, "width": 16, "data": "digits", "held_out": 300}
+    small: dict[str, Any] = {"epochs": 2, "passes": 2, "batch": 64, "width": 16, "data": "digits"}
     arms = tuple(replace(arm, lrs=arm.lrs[-2:]) for arm in ARMS)
     choices = {
         "network": "192 inputs, hidden layers of 16.",
@@ -90,10 +90,9 @@ def smoke() -> tuple[Study, ...]:
     }
     return tuple(
         replace(
-            study(2, delta, **small),
+            study(2, delta, (100,), held_out=300, **small),
             arms=arms,
             seeds=(0, 1),
-            tuning_seeds=(100,),
             choices=choices,
             small=True,
         )
@@ -108,10 +107,10 @@ EXPERIMENT = Experiment(
     online.config_of,
     {
         "paper": studies(),
-        "tasks40": studies(epochs=40),
-        "samples": studies(epochs=5, reading="samples"),
+        "tasks40": studies(tuning_seeds=(100,), epochs=40),
+        "samples": studies(tuning_seeds=(100,), epochs=5, reading="samples"),
         "fair": tuple(variants.fair(one, middle=0.01) for one in studies()),
-        "quick": studies(epochs=5),
+        "quick": studies(tuning_seeds=(100,), epochs=5),
         "smoke": smoke(),
     },
     CHOICES,
