@@ -16,48 +16,21 @@ import torch
 import transformers
 
 import tam
+from tam.lab import runtime
 
 BATCHES = ((32, 512), (8, 128))
+DEVICE = torch.device("cuda")
 
 
-def make_model() -> Any:
-    config = transformers.BertConfig(
-        hidden_size=1024, num_hidden_layers=24, num_attention_heads=16, intermediate_size=4096
-    )
-    torch.manual_seed(0)
-    return transformers.BertForMaskedLM(config).cuda().train()
-
-
-def measure(model: Any, shape: tuple[int, int], rounds: int, steps: int) -> dict[str, list[float]]:
+def measure(model: Any, shape: tuple[int, int], count: int, steps: int) -> dict[str, list[float]]:
     """Milliseconds a step, one figure a round."""
-    tokens = torch.randint(0, 30522, shape, device="cuda")
     optimizers = {
-        "AdamW fused": torch.optim.AdamW(model.parameters(), lr=1e-5, fused=True),
-        "AdaTAMW": tam.AdaTAMW(model.parameters(), lr=2e-6, weight_decay=5e-2, bias_correction=True),
+        "AdamW fused": runtime.fused_adamw(model),
+        "AdaTAMW": tam.AdaTAMW(model.parameters(), lr=2e-6, weight_decay=0.0, bias_correction=True),
     }
-
-    def step(optimizer: torch.optim.Optimizer) -> None:
-        with torch.autocast("cuda", torch.bfloat16):
-            loss = model(input_ids=tokens, labels=tokens).loss
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    for optimizer in optimizers.values():
-        for _ in range(4):
-            step(optimizer)
-    times: dict[str, list[float]] = {name: [] for name in optimizers}
-    for _ in range(rounds):
-        for name, optimizer in optimizers.items():
-            torch.cuda.synchronize()
-            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            start.record()
-            for _ in range(steps):
-                step(optimizer)
-            end.record()
-            torch.cuda.synchronize()
-            times[name].append(start.elapsed_time(end) / steps)
-    return times
+    tokens = torch.randint(0, model.config.vocab_size, shape, device=DEVICE)
+    found = list(runtime.rounds(model, tokens, optimizers, count, steps))
+    return {name: [1e3 * one[name] for one in found] for name in optimizers}
 
 
 def main() -> None:
@@ -68,7 +41,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=5, help="in a round")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
-    model = make_model()
+    model = runtime.make_model("BERT-large", DEVICE)
     results: dict[str, Any] = {
         "hardware": torch.cuda.get_device_name(),
         "versions": {

@@ -20,7 +20,7 @@ _LIGHT = ("#0072b2", "#c44e00", "#00795a", "#a63d7d", "#8a6500", "#3f3f3f", "#2b
 _DARK = ("#4ea8e8", "#ff8b4a", "#2fc7a0", "#e58cc1", "#e3bd3b", "#d0d0d0", "#8fd0ff", "#b19cf2")
 _DASHES = ("", "9 3", "2 3", "9 3 2 3", "5 3", "14 4", "9 3 2 3 2 3", "4 2 1 2")
 
-_WIDTH, _HEIGHT = 560, 330  # the plot with its title and axes; the legend comes below
+WIDTH, _HEIGHT = 560, 330  # the plot with its title and axes; the legend comes below
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 22, 34, 46
 _LEGEND_ROW, _INSET = 20, 12.0
 _MOST_HOVERS = 100  # hover targets a line
@@ -55,8 +55,8 @@ def line_chart(
 ) -> str:
     """The chart as an `<svg>` element. With `log_y` values of 0 and less leave gaps."""
     columns = [c for s in series for c in (s.y, s.low, s.high) if c is not None]
-    x_axis = _Axis([v for s in series for v in s.x], _LEFT, _WIDTH - _RIGHT)
-    y_axis = _Axis([v for c in columns for v in c], _HEIGHT - _BOTTOM, _TOP, margin=0.04, log=log_y)
+    x_axis = Axis([v for s in series for v in s.x], _LEFT, WIDTH - _RIGHT)
+    y_axis = Axis([v for c in columns for v in c], _HEIGHT - _BOTTOM, _TOP, margin=0.04, log=log_y)
     styles = [i if s.style is None else s.style for i, s in enumerate(series)]
     styles = [style % len(_DASHES) for style in styles]
     parts = [*_frame(x_axis, y_axis, title, x_label, y_label)]
@@ -67,11 +67,11 @@ def line_chart(
     for s in series:  # above all lines, so that each can be pointed at
         parts += _hovers(s, x_axis, y_axis, x_label)
     if not any(x_axis.draws(x) and y_axis.draws(y) for s in series for x, y in zip(s.x, s.y, strict=True)):
-        parts.append(_text(_WIDTH / 2, _HEIGHT / 2, "no data", "middle"))
+        parts.append(label_at(WIDTH / 2, _HEIGHT / 2, "no data", "middle"))
     legend, rows = _legend([(s.name, style) for s, style in zip(series, styles, strict=True)])
     height = _HEIGHT + rows * _LEGEND_ROW
     body = "\n".join([*parts, *legend])
-    box = f'viewBox="0 0 {_WIDTH} {height}"'
+    box = f'viewBox="0 0 {WIDTH} {height}"'
     return f'<svg class="chart" {box} role="img" aria-label="{escape(title)}">\n{body}\n</svg>'
 
 
@@ -144,7 +144,7 @@ dt {{ color: var(--dim); }} dd {{ margin: 0; }}
 {chr(10).join(lines)}"""
 
 
-class _Axis:
+class Axis:
     """Maps values to pixels, from `start` to `end`, and knows its ticks.
 
     `margin` is the room on either side of the values, as a part of their range.
@@ -214,25 +214,25 @@ def _labels(marks: Sequence[float], log: bool) -> list[str]:
     return next((labels for labels in tries if len(set(labels)) == len(labels)), [str(v) for v in marks])
 
 
-def _frame(x_axis: _Axis, y_axis: _Axis, title: str, x_label: str, y_label: str) -> Iterator[str]:
-    left, right, top, bottom = _LEFT, _WIDTH - _RIGHT, _TOP, _HEIGHT - _BOTTOM
-    yield _text(left, 18, title, "start", "title")
+def _frame(x_axis: Axis, y_axis: Axis, title: str, x_label: str, y_label: str) -> Iterator[str]:
+    left, right, top, bottom = _LEFT, WIDTH - _RIGHT, _TOP, _HEIGHT - _BOTTOM
+    yield label_at(left, 18, title, "start", "title")
     for value, label in y_axis.ticks:
         y = y_axis(value)
         yield f'<path class="grid" d="M{left} {y:.1f}H{right}"/>'
-        yield _text(left - 7, y + 4, label, "end", "dim")
+        yield label_at(left - 7, y + 4, label, "end", "dim")
     for value, label in x_axis.ticks:
         x = x_axis(value)
         yield f'<path class="axis" d="M{x:.1f} {bottom}v5"/>'
-        yield _text(x, bottom + 18, label, "middle", "dim")
+        yield label_at(x, bottom + 18, label, "middle", "dim")
     yield f'<path class="axis" d="M{left} {top}V{bottom}H{right}"/>'
-    yield _text((left + right) / 2, bottom + 38, x_label, "middle")
+    yield label_at((left + right) / 2, bottom + 38, x_label, "middle")
     middle = (top + bottom) / 2
     turn = f' transform="rotate(-90 14 {middle:g})"'
-    yield _text(14, middle, y_label, "middle", extra=turn)
+    yield label_at(14, middle, y_label, "middle", extra=turn)
 
 
-def _band(s: Series, style: int, x_axis: _Axis, y_axis: _Axis) -> Iterator[str]:
+def _band(s: Series, style: int, x_axis: Axis, y_axis: Axis) -> Iterator[str]:
     if s.low is None or s.high is None:
         return
     for run in _runs(x_axis, y_axis, s.x, s.low, s.high):
@@ -241,7 +241,7 @@ def _band(s: Series, style: int, x_axis: _Axis, y_axis: _Axis) -> Iterator[str]:
         yield f'<polygon class="band s{style}" points="{_points(upper + lower)}"/>'
 
 
-def _line(s: Series, style: int, x_axis: _Axis, y_axis: _Axis) -> Iterator[str]:
+def _line(s: Series, style: int, x_axis: Axis, y_axis: Axis) -> Iterator[str]:
     for run in _runs(x_axis, y_axis, s.x, s.y):
         points = [(x_axis(x), y_axis(y)) for x, y in run]
         if len(points) == 1:
@@ -250,7 +250,7 @@ def _line(s: Series, style: int, x_axis: _Axis, y_axis: _Axis) -> Iterator[str]:
             yield f'<polyline class="line s{style}" points="{_points(points)}"/>'
 
 
-def _hovers(s: Series, x_axis: _Axis, y_axis: _Axis, x_label: str) -> Iterator[str]:
+def _hovers(s: Series, x_axis: Axis, y_axis: Axis, x_label: str) -> Iterator[str]:
     stride = math.ceil(len(s.x) / _MOST_HOVERS) or 1
     for i in range(0, len(s.x), stride):
         x, y = s.x[i], s.y[i]
@@ -267,16 +267,16 @@ def _legend(entries: Sequence[tuple[str, int]]) -> tuple[list[str], int]:
     parts, x, row = [], _INSET, 0
     for name, style in entries:
         width = 50 + 7.4 * len(name)  # the text's width is not known here; this is ample for most
-        if x > _INSET and x + width > _WIDTH:
+        if x > _INSET and x + width > WIDTH:
             x, row = _INSET, row + 1
         y = _HEIGHT + 8 + row * _LEGEND_ROW
         parts.append(f'<path class="line s{style}" d="M{x:g} {y}h30"/>')
-        parts.append(_text(x + 36, y + 4, name, "start"))
+        parts.append(label_at(x + 36, y + 4, name, "start"))
         x += width
     return parts, row + 1 if entries else 0
 
 
-def _runs(x_axis: _Axis, y_axis: _Axis, *columns: Sequence[float]) -> Iterator[list[tuple[float, ...]]]:
+def _runs(x_axis: Axis, y_axis: Axis, *columns: Sequence[float]) -> Iterator[list[tuple[float, ...]]]:
     """Stretches of rows (x first) that can be drawn; the gaps lie between them."""
     run: list[tuple[float, ...]] = []
     for row in zip(*columns, strict=True):
@@ -293,6 +293,6 @@ def _points(points: Iterable[tuple[float, float]]) -> str:
     return " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
 
 
-def _text(x: float, y: float, text: str, anchor: str, css: str = "", extra: str = "") -> str:
+def label_at(x: float, y: float, text: str, anchor: str, css: str = "", extra: str = "") -> str:
     css = f' class="{css}"' if css else ""
     return f'<text x="{x:g}" y="{y:.1f}" text-anchor="{anchor}"{css}{extra}>{escape(text)}</text>'

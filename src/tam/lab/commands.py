@@ -1,22 +1,24 @@
-"""`tam lab`: list, run, status, report, data."""
+"""`tam lab`: list, run, status, report, mteb, data, paper."""
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import sys
 from pathlib import Path
-from typing import Annotated, NoReturn, Optional
+from typing import Annotated, Any, NoReturn, Optional
 
 import torch
 import typer
 
+from tam.lab import comparison, graph, llm, runner
 from tam.lab import data as sets
-from tam.lab import graph, runner
 from tam.lab import report as reports
 from tam.lab.data import DataError, default_folder, files
 from tam.lab.engines.work import Place
 from tam.lab.experiment import Plan, experiments
+from tam.lab.models import language
 from tam.lab.outcome import Outcome, outcomes
 from tam.lab.progress import Show
 from tam.lab.store import LabError, TrialFolder, digest_of
@@ -26,6 +28,8 @@ app = typer.Typer(
 )
 data_app = typer.Typer(no_args_is_help=True, help="The data sets: get them, check them.")
 app.add_typer(data_app, name="data")
+paper_app = typer.Typer(no_args_is_help=True, help="The paper's own figures, recomputed from its tables.")
+app.add_typer(paper_app, name="paper")
 
 SETS = "Of " + ", ".join((*sets.SETS, *sets.OTHERS))
 Data = Annotated[
@@ -88,6 +92,16 @@ def run(
         Optional[str],  # noqa: UP045
         typer.Option(metavar="FOLDER|NAME", help="A sentence encoder, for the titles of graph's movies."),
     ] = None,
+    model: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            metavar="NAME=FOLDER|NAME", help="What llm fine-tunes: a folder, or a name on Hugging Face's hub."
+        ),
+    ] = None,
+    tasks: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(metavar="NAME,…", help="Of MTEB, on which llm's networks are evaluated; none: ''."),
+    ] = None,
     checkpoint: Annotated[
         Optional[str],  # noqa: UP045
         typer.Option(
@@ -120,11 +134,17 @@ def run(
     if address is not None and engine != "ray":
         _ends(LabError("--address is of a Ray cluster: it needs --engine ray"))
     try:
-        given = {"checkpoint": _with_digest(checkpoint)} if checkpoint else {}
+        given: dict[str, Any] = {"checkpoint": _with_digest(checkpoint)} if checkpoint else {}
         if encoder is not None and name != "graph":
             raise LabError("--encoder is for graph alone")
         if encoder is not None:
             given["titles"] = graph.embed_titles(encoder, place.data, place.root)
+        if (model is not None or tasks is not None) and name != "llm":
+            raise LabError("--model and --tasks are for llm alone")
+        if model is not None:
+            given["model"] = language.note(model, place.root)
+        if tasks is not None:
+            given["tasks"] = [task for task in tasks.split(",") if task]
         selection = runner.Selection(name, preset, tuple(study), tuple(arm), seeds, controls, given)
         with Show(quiet=os.environ.get("RANK", "0") != "0") as show:  # of torchrun's
             runner.run(selection, place, count, show, engine, address)
@@ -204,6 +224,29 @@ def report(
     print(out)
 
 
+@app.command()
+def mteb(
+    folder: Annotated[Path, typer.Argument(help="The --out of a run of llm.")],
+    data: Data = None,
+    device: Annotated[
+        str, typer.Option(help="cpu or cuda: where embeddings are made that are not there.")
+    ] = "cpu",
+) -> None:
+    """Score the networks of a folder's runs on their tasks of MTEB, as far as they have no scores.
+
+    From their embeddings, where these lie in the folder: they may have been made on another machine.
+    """
+    try:
+        for group in runner.shown(folder):
+            for plan in (plan for plan in group.plans if plan.experiment.name == "llm"):
+                for trial in (trial for one in outcomes(plan) for trial in one.folders.values()):
+                    print(f"{plan.study.name}, {trial.key}")
+                    config = llm.Config(**trial.config)
+                    llm.evaluate(trial.path, config.tasks, data or default_folder(), torch.device(device))
+    except (LabError, DataError) as error:
+        _ends(error)
+
+
 @data_app.command("get")
 def data_get(name: Annotated[str, typer.Argument(help=SETS)], data: Data = None) -> None:
     """Download a data set, check it and unpack it."""
@@ -231,3 +274,31 @@ def data_check(name: Annotated[str, typer.Argument(help=SETS)], data: Data = Non
             print(f"{name}: all of it is there, and as its authors published it")
     except DataError as error:
         _ends(error)
+
+
+@paper_app.command("mteb")
+def paper_mteb(
+    as_json: Annotated[bool, typer.Option("--json", help="The counts and shares as JSON.")] = False,
+    out: Annotated[
+        Optional[Path],  # noqa: UP045
+        typer.Option(
+            "-o", "--out", metavar="FILE", help="A page with tables, claims and figures: mteb.html."
+        ),
+    ] = None,
+) -> None:
+    """Compare AdaTAMW with AdamW on MTEB from the paper's six tables, and check what it says of them."""
+    from tam.cli import check_writable
+
+    rows = comparison.read(comparison.MTEB)
+    if out is not None:
+        check_writable(out)
+        if out.suffix.lower() != ".html":
+            _ends(LabError(f"{out}: must end in .html"))
+        try:
+            comparison.write(rows, "MTEB: the paper's comparison, recomputed from its tables", out)
+        except LabError as error:
+            _ends(error)
+    if as_json:
+        print(json.dumps(comparison.summary(rows)))
+    else:
+        print(comparison.text(rows) if out is None else out)

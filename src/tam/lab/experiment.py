@@ -158,6 +158,7 @@ class Experiment:
     figures: Callable[[Plan], list[str]] | None = None  # charts and tables besides, as HTML
     check: Callable[[Trial, Path], None] = lambda trial, data: None  # raises where data is missing
     ranks: bool = False  # a trial can run on all ranks of a torchrun job
+    alone: bool = False  # trials measure time: none runs beside another
     gpu: bool = True  # presets but smoke are meant for one
     together: Together | None = None  # instead of `run`
     says: Callable[[Plan], list[str]] | None = None  # lines besides, of what was found

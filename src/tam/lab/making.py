@@ -65,9 +65,11 @@ def begin_from(model: nn.Module, source: str) -> None:
     model.load_state_dict(fitting, strict=False)
 
 
-def make_optimizer(config: Damped, params: Any, lr: float | Tensor, graphed: bool = False) -> Optimizer:
-    """The optimizer a config asks for; `graphed`: its steps are to be captured."""
-    record, options = registry.get(config.optimizer), dict(config.options)
+def make_optimizer(
+    config: Damped, params: Any, lr: float | Tensor, graphed: bool = False, **more: Any
+) -> Optimizer:
+    """The optimizer a config asks for, with more options; `graphed`: its steps are to be captured."""
+    record, options = registry.get(config.optimizer), {**config.options, **more}
     if config.damping is not None:
         options["smoothing"] = 1.0  # s stays what it is told to be
     if graphed:

@@ -104,5 +104,12 @@ class Show:
 
 
 def _figures(event: Event) -> str:
-    shown = {"loss": ".3f", "validation": ".2f", "online": ".2f", "rmse": ".4f", "alignment": "+.3f"}
+    shown = {
+        "loss": ".3f",
+        "validation": ".2f",
+        "online": ".2f",
+        "rmse": ".4f",
+        "perplexity": ".3f",
+        "alignment": "+.3f",
+    }
     return ", ".join(f"{k} {event.detail[k]:{f}}" for k, f in shown.items() if k in event.detail)

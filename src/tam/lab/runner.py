@@ -34,7 +34,7 @@ class Selection:
     arms: tuple[str, ...] = ()
     seeds: int | None = None  # so many of the reported seeds
     controls: bool = False  # TAM's controls also where a study has none
-    given: dict[str, str] = field(default_factory=dict)  # of a workload: a checkpoint, titles' embeddings
+    given: dict[str, Any] = field(default_factory=dict)  # of a workload: a checkpoint, a model, tasks …
 
 
 def get_experiment(name: str) -> Experiment:
@@ -107,6 +107,8 @@ def run(
     """
     wanted = plans(selection, place.root)
     _check(selection, wanted, place, engine)
+    if get_experiment(selection.experiment).alone:
+        place, workers = place.alone(), 1
     if place.device == "cpu" and get_experiment(selection.experiment).gpu and selection.preset != "smoke":
         tell(f"the preset {selection.preset} is meant for a GPU: on a CPU it takes very long; smoke does not")
     with make_engine(engine, place, workers, tell, address) as running:

@@ -202,9 +202,14 @@ class TrialFolder:
             warnings.warn(f"{path} is damaged: going on from the checkpoint before it", stacklevel=2)
             if self.writes:
                 path.unlink()  # it would take the place of a good one
-        if self.writes:
-            write_whole(self.path / "metrics.jsonl", b"".join(map(_line, self.rows)))
+        self.begin_with(self.rows)
         return found
+
+    def begin_with(self, rows: list[dict[str, Any]]) -> None:
+        """The metrics are these, and whatever is logged from now on."""
+        self.rows = rows
+        if self.writes:
+            write_whole(self.path / "metrics.jsonl", b"".join(map(_line, rows)))
 
     def _checkpoints(self) -> list[Path]:
         """The newest first."""

@@ -24,7 +24,9 @@ CURVES = (
 
 
 def plain(optimizer: str) -> str:
-    """What an optimizer is compared with at one effective lr: SGDM, or Adam."""
+    """What an optimizer is compared with at one effective lr: SGDM, Adam or AdamW."""
+    if optimizer in ("adamw", "adatamw"):
+        return "adamw"
     return "sgdm" if transfer.family(registry.get(optimizer).cls) == "sgd" else "adam"
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from tam.lab.data import cifar, files, imagenet, movielens, svhn
+from tam.lab.data import cifar, files, imagenet, movielens, svhn, text
 from tam.lab.data.files import DataError, Layout, default_folder
 
 __all__ = ["SETS", "DataError", "ImageData", "default_folder", "find", "load", "split"]
@@ -67,7 +67,10 @@ SETS: Mapping[str, Set] = {
 }
 
 
-OTHERS: Mapping[str, tuple[Layout, ...]] = {"movielens": (movielens.SMALL,)}  # that are no images
+OTHERS: Mapping[str, tuple[Layout, ...]] = {  # that are no images
+    "movielens": (movielens.SMALL,),
+    **{name: (layout,) for name, layout in text.TEXTS.items()},
+}
 
 
 def layouts_of(name: str) -> tuple[Layout, ...]:

@@ -1,0 +1,1 @@
+"""Sentence encoders, scored by mteb on files that lie here."""

@@ -1,0 +1,76 @@
+"""What AdaTAMW costs beside AdamW (the paper's table of running times: 1.12 times AdamW on BERT-large)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from statistics import mean
+from typing import Any
+
+from tam.lab import runtime
+from tam.lab.experiment import Arm, Curve, Experiment, Plan, Study
+from tam.lab.outcome import outcomes
+
+CHOICES = {
+    "outcome": "the time of a training step, divided by that with torch's fused AdamW on the same network, "
+    "in the same process, round by round; the median of the rounds.",
+    "seeds": "are repetitions.",
+    "network": "BERT-large's shape with random weights, bfloat16 autocast: what it computes does not change "
+    "how long it takes.",
+    "the paper's": "minutes of fine-tuning for 3, 5 and 10 epochs, evaluations and all; whether AdamW was "
+    "fused it does not say.",
+}
+MINUTES = {3: (19.75, 17.58), 5: (32.00, 28.67), 10: (63.83, 57.00)}  # of AdaTAMW and of AdamW
+NO_DECAY: dict[str, Any] = {"weight_decay": 0.0}
+
+
+def study(batch: int, length: int, model: str = "BERT-large", rounds: int = 9) -> Study:
+    ratios = [with_tam / without for with_tam, without in MINUTES.values()]
+    return Study(
+        f"{batch}x{length}",
+        f"{model}, {batch} rows of {length} tokens",
+        {"model": model, "batch": batch, "length": length, "epochs": rounds},
+        (Arm("AdamW", "adamw", (1e-5,), NO_DECAY), Arm("AdaTAMW", "adatamw", (2e-6,), NO_DECAY)),
+        baseline="AdamW",
+        seeds=(0, 1, 2),
+        paper={"AdaTAMW": (round(mean(ratios), 3), None)},
+        outcome="ratio",
+        label="time of a step, AdamW's = 1",
+        higher=False,
+        margin=0.02,
+        digits=3,
+        controls=False,
+    )
+
+
+def steps(plan: Plan) -> list[str]:
+    """Step times and tokens a second."""
+    lines = []
+    for outcome in outcomes(plan):
+        own, beside, speed = (
+            list(outcome.values(key).values()) for key in ("step_ms", "adamw_ms", "tokens_per_second")
+        )
+        if own:
+            told = f"{mean(own):.2f} ms a step ({min(own):.2f} to {max(own):.2f})"
+            told += f", {mean(speed):,.0f} tokens a second"
+            lines.append(
+                f"{outcome.arm.name}: {told}; AdamW beside it {mean(beside):.2f} ms (n = {len(own)})."
+            )
+    return lines
+
+
+EXPERIMENT = Experiment(
+    "runtime",
+    "Running time (the paper's appendix)",
+    runtime.run,
+    runtime.config_of,
+    {
+        "paper": (study(8, 512), study(32, 512), study(8, 128)),
+        "fair": (study(8, 512),),
+        "quick": (study(8, 512, rounds=3),),
+        "smoke": (replace(study(2, 16, "tiny", rounds=2), seeds=(0, 1), paper={}, small=True),),
+    },
+    CHOICES,
+    (Curve("own", "Time of a step", "ms", by="round"), Curve("ratio", "To AdamW", "ratio", by="round")),
+    says=steps,
+    alone=True,
+)

@@ -1,0 +1,146 @@
+"""Language models for masked-LM fine-tuning: by their name on Hugging Face's hub, or from a folder.
+
+A folder is given as NAME=FOLDER and known by NAME#DIGEST, whatever machine it lies on; where it lies here is
+noted beside the results.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tam.lab.data import text
+from tam.lab.store import LabError, write_whole
+
+NOTED = "models.json"
+
+
+def transformers() -> Any:
+    """The package, without its types, which change from version to version."""
+    try:
+        return importlib.import_module("transformers")
+    except ImportError as error:
+        raise LabError(
+            "language models need transformers: pip install 'torque-aware-momentum[llm]'"
+        ) from error
+
+
+def note(given: str, root: Path) -> str:
+    """The name of a model given as NAME=FOLDER, or by a name alone; it is there, and has a tokenizer."""
+    name, _, folder = given.partition("=")
+    if not folder:
+        load_tokenizer(given)
+        return given
+    path = Path(folder).resolve()
+    if not path.is_dir():
+        raise LabError(f"the model {name}: {path} is no folder")
+    load_tokenizer(str(path))
+    known = f"{name}#{_digest(path)}"
+    noted = _noted(root) | {known: str(path)}
+    root.mkdir(parents=True, exist_ok=True)
+    write_whole(root / NOTED, json.dumps(noted, indent=1).encode() + b"\n")
+    return known
+
+
+def _digest(folder: Path) -> str:
+    """Of its weights, settings and tokenizer."""
+    found = hashlib.sha256()
+    files = [
+        path for path in sorted(folder.iterdir()) if path.suffix in (".json", ".txt", ".safetensors", ".bin")
+    ]
+    if not any(path.suffix in (".safetensors", ".bin") for path in files):
+        raise LabError(f"the folder {folder} has no weights (*.safetensors, *.bin)")
+    for path in files:
+        found.update(path.name.encode() + hashlib.sha256(path.read_bytes()).digest())
+    return found.hexdigest()[:12]
+
+
+def _noted(root: Path) -> dict[str, str]:
+    try:
+        return dict(json.loads((root / NOTED).read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        return {}
+    except ValueError as error:
+        raise LabError(f"{root / NOTED} is damaged: remove it, and give --model again") from error
+
+
+def where(name: str | None, root: Path) -> str:
+    """What transformers loads it by."""
+    if name is None:
+        raise LabError("which model? Give --model NAME=FOLDER, or a name on Hugging Face's hub")
+    if name == "tiny":
+        return str(make_tiny(root / "tiny"))
+    if "#" not in name:
+        return name
+    path = _noted(root).get(name)
+    if path is None or not Path(path).is_dir():
+        raise LabError(
+            f"the model {name} is not known here: give it with --model {name.split('#')[0]}=FOLDER"
+        )
+    return path
+
+
+def load_tokenizer(where_it_is: str) -> Any:
+    """The tokenizer; one that cannot mask is none."""
+    package = transformers()
+    try:
+        tokenizer = package.AutoTokenizer.from_pretrained(where_it_is)
+        known = package.AutoConfig.from_pretrained(where_it_is).vocab_size
+    except Exception as error:  # the hub's, the network's and the tokenizers' own
+        raise LabError(f"the model {where_it_is} or its tokenizer cannot be loaded: {error}") from error
+    if tokenizer.mask_token is None or not tokenizer.is_fast:
+        raise LabError(f"the tokenizer of {where_it_is} has no mask token, or is a slow one")
+    if not known / 2 < len(tokenizer) <= known:  # without its files transformers makes an empty one
+        raise LabError(
+            f"the model {where_it_is} has no tokenizer of its own: that knows {len(tokenizer)} tokens, the "
+            f"network {known}"
+        )
+    return tokenizer
+
+
+def load_model(where_it_is: str, seed: int) -> Any:
+    """The network with its masked-LM head; one that is missing begins tied and new, drawn from the seed."""
+    package = transformers()
+    package.utils.logging.disable_progress_bar()
+    package.utils.logging.set_verbosity_error()
+    torch.manual_seed(seed)
+    try:
+        return package.AutoModelForMaskedLM.from_pretrained(where_it_is, dtype=torch.float32)
+    except Exception as error:
+        raise LabError(f"the model {where_it_is} cannot be loaded: {error}") from error
+
+
+def make_tiny(folder: Path) -> Path:
+    """A random BERT of two layers and its tokenizer, for the generated text."""
+    if (folder / "config.json").exists():
+        return folder
+    package = transformers()
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
+
+    special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+    letters = [
+        c for letter in "abcdefghijklmnopqrstuvwxyz0123456789.,;:!?'-" for c in (letter, f"##{letter}")
+    ]
+    words = text.words_of(list(text.read("generated", folder).values()))
+    vocabulary = {word: i for i, word in enumerate(dict.fromkeys([*special, *words, *letters]))}
+    made = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
+    made.normalizer = normalizers.BertNormalizer(lowercase=True)
+    made.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    made.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
+    tokenizer = package.BertTokenizerFast(tokenizer_object=made, model_max_length=64)
+    config = package.BertConfig(
+        vocab_size=len(vocabulary), hidden_size=32, num_hidden_layers=2, num_attention_heads=2,
+        intermediate_size=64, max_position_embeddings=64,
+    )  # fmt: skip
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        model = package.BertForMaskedLM(config)
+    folder.mkdir(parents=True, exist_ok=True)
+    tokenizer.save_pretrained(folder)
+    model.save_pretrained(folder)  # its config.json is what tells that all is there
+    return folder

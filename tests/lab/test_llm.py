@@ -1,0 +1,275 @@
+"""Masked-LM fine-tuning: the Trainer's run against a loop written out, kills, data and mistakes."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import tam
+from tam.lab import llm
+from tam.lab.data import DataError, text
+from tam.lab.models import language
+from tam.lab.runner import Selection, plans, run
+from tam.lab.store import LabError, TrialFolder
+from tests.lab.test_engines import Place
+
+pytest.importorskip("transformers")
+CPU = torch.device("cpu")
+
+
+def config(**more: Any) -> dict[str, Any]:
+    given = {
+        "model": "tiny", "optimizer": "adatamw", "lr": 1e-3, "seed": 0, "epochs": 2, "data": "generated",
+        "block": 32, "batch": 8, "options": {"weight_decay": 0.0}, "test": True,
+    }  # fmt: skip
+    return llm.config_of(**{**given, **more})
+
+
+def train(root: Path, one: dict[str, Any], steps: int | None = None, save_every: float = 1e9) -> TrialFolder:
+    torch.set_num_threads(1)
+    folder = TrialFolder(root, one)
+    with folder.at_work():
+        running = llm.run(one, folder, root, CPU, save_every)
+        for _ in itertools.islice(running, steps):
+            pass
+        running.close()  # type: ignore[attr-defined]
+    return folder
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "adatamw"])
+def test_a_trial_is_a_plain_training(optimizer: str, tmp_path: Path) -> None:
+    """Order, masks, dropout, clipping and the linear decay, all written out."""
+    folder = train(tmp_path, config(optimizer=optimizer, seed=3))
+    settings = llm.Config(**folder.config)
+    tokenizer = language.load_tokenizer(language.where("tiny", tmp_path))
+    blocks = llm.tokenized(settings, tokenizer, tmp_path, tmp_path)["train"]
+    model = language.load_model(language.where("tiny", tmp_path), 3).train()
+    made: Any = {"adamw": torch.optim.AdamW, "adatamw": tam.AdaTAMW}[optimizer]
+    own = made(model.parameters(), lr=1e-3, weight_decay=0.0)
+    masks, steps = llm.Masks(tokenizer), len(blocks) // 8
+    for epoch in range(2):
+        order = torch.randperm(len(blocks), generator=torch.Generator().manual_seed(3 * 100003 + epoch))
+        losses = []
+        for k in range(steps):
+            step = epoch * steps + k
+            rows = [
+                {"ids": blocks.ids[i], "special": blocks.special[i], "draw": (3 << 32) + step}
+                for i in order[8 * k : 8 * k + 8]
+            ]
+            torch.manual_seed((3 << 32) + step * 1009)
+            loss = model(**masks(rows)).loss
+            own.zero_grad()
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            own.param_groups[0]["lr"] = 1e-3 * (2 * steps - step) / (2 * steps)
+            own.step()
+            losses.append(loss.item())
+        assert folder.metrics()[epoch]["loss"] == pytest.approx(sum(losses) / steps, rel=1e-6)
+    assert folder.result is not None
+    assert folder.result["settings"]["options"]["weight_decay"] == 0.0
+
+
+@pytest.mark.parametrize("steps", [10, 30, 40])
+def test_a_killed_trial_ends_with_the_same_bits(steps: int, tmp_path: Path) -> None:
+    whole = train(tmp_path / "whole", config(epochs=3))
+    train(tmp_path / "parts", config(epochs=3), steps, save_every=0.0)
+    again = train(tmp_path / "parts", config(epochs=3), save_every=0.0)
+    assert again.metrics() == whole.metrics()
+    assert again.result is not None and whole.result is not None
+    for key in ("perplexity", "test", "at"):
+        assert again.result[key] == whole.result[key]
+    left = [sorted(path.name for path in folder.path.iterdir()) for folder in (again, whole)]
+    names = ["alignment.pt", "config.json", "lock", "metrics.jsonl", "model", "result.json"]
+    assert left[0] == left[1] == names
+
+
+def test_a_checkpoint_that_is_not_whole_is_not_begun_from(tmp_path: Path) -> None:
+    folder = train(tmp_path, config(epochs=3), 30, save_every=0.0)
+    (kept,) = (folder.path / "checkpoints").glob("checkpoint-*")
+    (kept / llm.WHOLE).unlink()  # as if it had been killed before the last file
+    again = train(tmp_path, config(epochs=3))
+    assert [row["epoch"] for row in again.metrics()] == [1, 2, 3]
+    assert again.metrics() == train(tmp_path / "other", config(epochs=3)).metrics()
+
+
+def test_d_replaced_by_its_own_sequence_is_the_same_run(tmp_path: Path) -> None:
+    source = train(tmp_path, config())
+    same, mean = (train(tmp_path, config(damping=how, damping_of=source.key)) for how in ("same", "mean"))
+    assert same.metrics() == source.metrics() != mean.metrics()
+
+
+def test_the_best_epoch_counts_and_is_kept(tmp_path: Path) -> None:
+    folder = train(tmp_path, config(lr=0.3, epochs=3))  # so large that it gets worse
+    found = [row["perplexity"] for row in folder.metrics()]
+    assert folder.result is not None and folder.result["perplexity"] == min(found)
+    best = found.index(min(found)) + 1
+    assert folder.result["at"] == best
+    kept = language.load_model(str(folder.path / "model"), 0)
+    if best < 3:
+        shorter = train(tmp_path / "alone", config(lr=0.3, epochs=3), best * 23 + best)
+        other = language.load_model(str(shorter.path / "model"), 0)
+        assert all(torch.equal(p, q) for p, q in zip(kept.parameters(), other.parameters(), strict=True))
+
+
+def test_without_epochs_the_network_is_measured_as_it_is(tmp_path: Path) -> None:
+    folder = train(tmp_path, config(epochs=0))
+    assert folder.result is not None and folder.result["epochs"] == 0 and not folder.result["diverged"]
+    kept = language.load_model(str(folder.path / "model"), 0)
+    begun = language.load_model(language.where("tiny", tmp_path), 0)
+    assert all(torch.equal(p, q) for p, q in zip(kept.parameters(), begun.parameters(), strict=True))
+
+
+def test_masks(tmp_path: Path) -> None:
+    tokenizer = language.load_tokenizer(language.where("tiny", tmp_path))
+    masks, rows = llm.Masks(tokenizer), 400
+    ids = torch.randint(10, len(tokenizer), (rows, 32), generator=torch.Generator().manual_seed(0))
+    special = torch.zeros(rows, 32, dtype=torch.bool)
+    special[:, 0] = True
+    given = [{"ids": ids[i], "special": special[i], "draw": 7} for i in range(rows)]
+    made, again = masks(given), masks(given)
+    assert all(torch.equal(made[key], again[key]) for key in made)
+    assert not torch.equal(masks([{**row, "draw": 8} for row in given])["labels"], made["labels"])
+    chosen = made["labels"] != -100
+    assert not chosen[:, 0].any() and torch.equal(made["labels"][chosen], ids[chosen])
+    assert torch.equal(made["input_ids"][~chosen], ids[~chosen])
+    share = float(chosen[:, 1:].float().mean())
+    hidden = float((made["input_ids"][chosen] == tokenizer.mask_token_id).float().mean())
+    kept = float((made["input_ids"][chosen] == ids[chosen]).float().mean())
+    # 12,400 tokens, some 1,860 of them chosen: three standard deviations.
+    assert share == pytest.approx(0.15, abs=0.01)
+    assert hidden == pytest.approx(0.8, abs=0.03) and kept == pytest.approx(0.1 + 0.1 / 80, abs=0.03)
+
+
+def test_text_is_cut_into_blocks_and_kept(tmp_path: Path) -> None:
+    settings = llm.Config(**config())
+    tokenizer = language.load_tokenizer(language.where("tiny", tmp_path))
+    blocks = llm.tokenized(settings, tokenizer, tmp_path, tmp_path)
+    lines = text.read("generated", tmp_path)["valid"]
+    plain = [token for line in lines for token in tokenizer(line)["input_ids"]]
+    assert blocks["valid"].ids.flatten().tolist() == plain[: len(plain) // 32 * 32]
+    cls = blocks["valid"].ids == tokenizer.cls_token_id
+    sep = blocks["valid"].ids == tokenizer.sep_token_id
+    assert torch.equal(blocks["valid"].special, cls | sep)
+    (kept,) = tmp_path.glob("tokens-*.pt")
+    again = llm.tokenized(settings, tokenizer, tmp_path, tmp_path)
+    assert torch.equal(again["train"].ids, blocks["train"].ids)
+    kept.write_bytes(b"half")
+    with pytest.raises(LabError, match="is damaged"):
+        llm.tokenized(settings, tokenizer, tmp_path, tmp_path)
+
+
+def test_hugging_faces_defaults_are_those_the_report_names() -> None:
+    from transformers import TrainingArguments
+
+    found = TrainingArguments(use_cpu=True)
+    assert found.weight_decay == 0 and found.max_grad_norm == 1 and found.warmup_steps == 0
+    assert found.lr_scheduler_type == "linear" and found.per_device_train_batch_size == 8
+    assert found.adam_beta1 == 0.9 and found.adam_beta2 == 0.999 and found.adam_epsilon == 1e-8
+    made = llm.arguments(llm.Config(**config()), Path("here"), CPU, 10)
+    for key in ("weight_decay", "max_grad_norm", "warmup_steps", "lr_scheduler_type"):
+        assert getattr(made, key) == getattr(found, key)
+
+
+def wikitext(folder: Path, **parts: bytes) -> Path:
+    lines = {part: "\n".join(text.generate(80, 0)).encode() for part in text.PARTS} | parts
+    for part, content in lines.items():
+        path = folder / "wikitext-2" / f"wiki.{part}.tokens"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+    return folder
+
+
+def test_wikitext_is_read_from_its_files(tmp_path: Path) -> None:
+    found = text.read("wikitext-2", wikitext(tmp_path))
+    assert found == {part: text.generate(80, 0) for part in text.PARTS}
+    folder = train(tmp_path, config(data="wikitext-2", epochs=1))
+    assert folder.result is not None and folder.result["steps"] > 0
+
+
+@pytest.mark.parametrize(
+    "parts, message",
+    [
+        ({"train": b" \n\n"}, r"wiki\.train\.tokens is empty"),
+        ({"valid": b"caf\xe9 \xff"}, r"wiki\.valid\.tokens cannot be read"),
+    ],
+)
+def test_text_that_is_none(parts: dict[str, bytes], message: str, tmp_path: Path) -> None:
+    with pytest.raises(DataError, match=message):
+        llm.check(config(data="wikitext-2"), wikitext(tmp_path, **parts))
+
+
+def test_mistakes_are_told_before_anything_is_trained(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)  # it would be asked for long
+    with pytest.raises(DataError, match=r"wiki\.train\.tokens is missing"):
+        llm.check(config(data="wikitext-2"), tmp_path)
+    with pytest.raises(DataError, match="must be one of wikitext-2"):
+        llm.check(config(data="wikitext-3"), tmp_path)
+    with pytest.raises(LabError, match="no-such-model"):
+        llm.check(config(model="no-such-model"), tmp_path)
+    with pytest.raises(LabError, match="is no folder"):
+        language.note(f"mine={tmp_path / 'nowhere'}", tmp_path)
+    with pytest.raises(LabError, match="NoSuchTask"):
+        llm.check(config(tasks=("NoSuchTask",)), tmp_path)
+    (tmp_path / "embedding").mkdir()
+    with pytest.raises(DataError, match="sts-test"):
+        llm.check(config(tasks=("STSBenchmark",)), tmp_path)
+    with pytest.raises(LabError, match="which model"):
+        run(Selection("llm", "encoder"), Place(tmp_path, tmp_path), 1, lambda event: None)
+    with pytest.raises(LabError, match="make no 8 blocks of 512"):
+        train(tmp_path, config(block=512))
+
+
+def test_a_folder_without_a_tokenizer_or_weights(tmp_path: Path) -> None:
+    folder = language.make_tiny(tmp_path / "tiny")
+    name = language.note(f"mine={folder}", tmp_path / "lab")
+    assert name.startswith("mine#") and language.where(name, tmp_path / "lab") == str(folder)
+    with pytest.raises(LabError, match="give it with --model mine=FOLDER"):
+        language.where(name, tmp_path / "elsewhere")
+    (folder / "model.safetensors").rename(tmp_path / "weights")
+    with pytest.raises(LabError, match="has no weights"):
+        language.note(f"mine={folder}", tmp_path / "lab")
+    (tmp_path / "weights").rename(folder / "model.safetensors")
+    for path in folder.glob("*token*"):
+        path.unlink()
+    with pytest.raises(LabError, match="tokenizer"):
+        language.note(f"mine={folder}", tmp_path / "lab")
+
+
+def test_on_two_ranks_by_torchrun(tmp_path: Path) -> None:
+    """As one process with batches of twice the size, but for the draws of masks and dropout."""
+    path = os.pathsep.join([str(Path(tam.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command += ["-m", "tam", "lab", "run", "llm", "--preset", "smoke", "--study", "tiny-2", "--device", "cpu"]
+    command += ["--arm", "AdaTAMW", "--seeds", "1", "--tasks", "", "--out", str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=200)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (plan,) = plans(Selection("llm", "smoke", ("tiny-2",), ("AdaTAMW",), 1, given={"tasks": []}), tmp_path)
+    (trial,) = plan.reported(plan.study.arm("AdaTAMW")) or []
+    ours = TrialFolder(tmp_path, trial)
+    assert ours.result is not None and ours.result["ranks"] == 2
+    theirs = train(tmp_path / "one", {**trial, "batch": 16})
+    for mine, other in zip(ours.metrics(), theirs.metrics(), strict=True):
+        assert mine["loss"] == pytest.approx(other["loss"], abs=0.05)
+        assert mine["perplexity"] == pytest.approx(other["perplexity"], rel=0.03)
+
+
+def test_smoke_fine_tunes_scores_and_compares(tmp_path: Path) -> None:
+    pytest.importorskip("mteb")
+    from tam.lab import report
+
+    run(Selection("llm", "smoke"), Place(tmp_path, tmp_path), 2, lambda event: None)
+    report.write(tmp_path, tmp_path / "report.md")
+    report.write(tmp_path, tmp_path / "report.html")
+    told = (tmp_path / "report.md").read_text()
+    assert "AdaTAMW on MTEB: GeneratedSTS" in told and "not fine-tuned on MTEB" in told
+    assert "Does not agree" in told and "AdaTAMW beside AdamW, 2 epochs" in told
