@@ -22,9 +22,10 @@ from torch.nn.functional import cross_entropy
 
 from tam import landscape
 from tam.lab import images
-from tam.lab.images import Progress, Training, normalise, resolved, state_file, told
+from tam.lab.images import Training, normalise, state_file
 from tam.lab.models import parameters
 from tam.lab.store import LabError, TrialFolder
+from tam.lab.trial import Progress, resolved, told
 
 COPIES = (1, 2)  # the orders of their batches
 FOR_STATISTICS = (10, 500)  # batches of images over which batch norm is estimated anew

@@ -31,10 +31,11 @@ from tam.lab.damping import (
 )
 from tam.lab.data import files, find, moments, streams
 from tam.lab.graphed import Graphed
-from tam.lab.images import Progress, normalise, padding, prepare, resolved, told
+from tam.lab.images import normalise, padding, prepare
 from tam.lab.making import load_optimizer, make_network, make_optimizer
 from tam.lab.models import get_model, parameters
 from tam.lab.store import LabError, TrialFolder
+from tam.lab.trial import Progress, resolved, told
 
 TEMPERATURE = 2.0  # at which answers are compared
 

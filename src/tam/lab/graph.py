@@ -31,10 +31,10 @@ from tam.lab.damping import (
     watched,
 )
 from tam.lab.data import files, find, movielens
-from tam.lab.images import Progress, resolved, told
 from tam.lab.making import make_optimizer
 from tam.lab.models import parameters
 from tam.lab.store import LabError, TrialFolder, digest_of, write_whole
+from tam.lab.trial import Progress, resolved, told
 
 EDGES = (("user", "rates", "movie"), ("movie", "rated_by", "user"))
 LEAST, MOST = 0.0, 5.0  # predictions are clamped to, when they are scored

@@ -29,10 +29,11 @@ from tam.lab.damping import (
     watched,
 )
 from tam.lab.data.imagenet import Folders, generate
-from tam.lab.images import Progress, normalise, resolved, result_of, row_of, told
+from tam.lab.images import normalise, result_of, row_of
 from tam.lab.making import make_optimizer
 from tam.lab.models import get_model
 from tam.lab.store import LabError, TrialFolder
+from tam.lab.trial import Progress, resolved, told
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's channels
 

@@ -9,11 +9,10 @@ graph; on a CPU the same function runs as it is.
 from __future__ import annotations
 
 import importlib.util
-import inspect
 import math
 import time
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -37,6 +36,7 @@ from tam.lab.graphed import Graphed
 from tam.lab.making import load_optimizer, make_network, make_optimizer
 from tam.lab.models import get_model, parameters
 from tam.lab.store import LabError, TrialFolder
+from tam.lab.trial import Progress, resolved, told
 
 ALIGNMENT = 2  # the columns of what is seen of a step: loss, |g|, s
 
@@ -94,15 +94,6 @@ class Config:
         if epoch < begin:
             return lr
         return lr * (1 + math.cos(math.pi * (epoch - begin) / (self.epochs - begin))) / 2
-
-
-@dataclass(frozen=True)
-class Progress:
-    """Where a trial stands."""
-
-    epoch: int
-    epochs: int
-    metrics: dict[str, Any]
 
 
 @cache
@@ -380,22 +371,3 @@ def check(trial: dict[str, Any], data_folder: Path) -> None:
 def config_of(**options: Any) -> dict[str, Any]:
     """A trial's config, checked. Defaults are left out, so that a new one does not rename old trials."""
     return told(Config(**options))
-
-
-def told(config: Any) -> dict[str, Any]:
-    """A config as JSON has it: one form of what is the same, without what is the default."""
-    given, defaults = asdict(config), {f.name: f.default for f in fields(config)}
-    record = registry.get(given["optimizer"])
-    given |= {"lr": float(given["lr"]), "optimizer": record.name}
-    usual = {k: p.default for k, p in inspect.signature(record.cls).parameters.items()} | dict(record.options)
-    options = {k: list(v) if isinstance(v, tuple) else v for k, v in given["options"].items()}
-    usual = {k: list(v) if isinstance(v, tuple) else v for k, v in usual.items()}
-    given["options"] = {k: v for k, v in options.items() if k not in usual or usual[k] != v}
-    return {k: v for k, v in given.items() if v != defaults[k] and v != {}}
-
-
-def resolved(config: Any, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """All that a trial was run with, defaults too."""
-    group = optimizer.param_groups[0]
-    options = {k: v for k, v in group.items() if k not in ("params", "lr") and not isinstance(v, Tensor)}
-    return {**asdict(config), "options": options}

@@ -33,11 +33,11 @@ from tam.lab.damping import (
 from tam.lab.data import text
 from tam.lab.embedding import score, tasks
 from tam.lab.handed import handed
-from tam.lab.images import Progress, resolved, told
 from tam.lab.making import make_optimizer
 from tam.lab.models import parameters
 from tam.lab.models.language import load_model, load_tokenizer, transformers, where
 from tam.lab.store import LabError, TrialFolder, digest_of
+from tam.lab.trial import Progress, resolved, told
 
 MASKED = 0.15  # of the tokens; of these 8 in 10 become [MASK], 1 another token, 1 stays
 IGNORED = -100  # the label of a token that is not to be predicted

@@ -19,9 +19,9 @@ from torch import Tensor
 
 from tam.lab.damping import check_length, given_alignment, keep_alignment
 from tam.lab.data import files, find
-from tam.lab.images import Progress, told
 from tam.lab.population import Config, Population
 from tam.lab.store import TrialFolder
+from tam.lab.trial import Progress, told
 
 
 def config_of(**options: Any) -> dict[str, Any]:

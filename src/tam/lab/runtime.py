@@ -18,11 +18,11 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from tam import registry
-from tam.lab.images import Progress, resolved, told
 from tam.lab.making import make_optimizer
 from tam.lab.models import parameters
 from tam.lab.models.language import transformers
 from tam.lab.store import TrialFolder
+from tam.lab.trial import Progress, resolved, told
 
 SHAPES: Mapping[str, Mapping[str, int]] = {  # of BERT
     "BERT-large": {

@@ -26,9 +26,9 @@ from tam.lab.damping import (
     replace_alignment,
     watched,
 )
-from tam.lab.images import Progress, told
 from tam.lab.making import make_optimizer
 from tam.lab.store import TrialFolder
+from tam.lab.trial import Progress, told
 from tam.optimizers.torque import TorqueOptimizer
 
 
