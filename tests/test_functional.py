@@ -186,6 +186,7 @@ BAD: list[tuple[Any, str]] = [
     (lambda p, s: functional.tam(p, p, s, scope="layer"), "scope='layer'"),
     (lambda p, s: functional.tam(p, p, s, momentumm=0.9), "momentumm"),
     (lambda p, s: functional.tam(p, p, s, lr="0.1"), "lr='0.1'"),
+    (lambda p, s: functional.tam(p, p, s, smoothing=2.0), "smoothing=2.0"),
     (lambda p, s: functional.tam(p, p, s, scope="tensor"), r"shape \(\): that is another scope"),
     (lambda p, s: functional.tam(p, p[:1], s), "2 parameters, but 1 of gradient"),
     (lambda p, s: functional.tam(p, [p[0], None], s), "parameter 1 has shape .*its gradient None"),

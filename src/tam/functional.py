@@ -104,7 +104,7 @@ def tam(
     }
     rule = torque.Rule(
         scope=_shared(scope),
-        smoothing=smoothing,
+        smoothing=_checked(smoothing),
         max_grad_norm=max_grad_norm,
         adaptive=False,
         decoupled=False,
@@ -148,7 +148,7 @@ def adatam(
     }
     rule = torque.Rule(
         scope=_shared(scope),
-        smoothing=smoothing,
+        smoothing=_checked(smoothing),
         max_grad_norm=max_grad_norm,
         adaptive=True,
         decoupled=decoupled,
@@ -206,6 +206,12 @@ def angular_grad(
     columns = [_collect(params, buckets, key) for key in keys]
     new = AngularGradState._make([state.step + 1, *columns, *([] if vote else [()])])
     return _collect(params, buckets, None), new
+
+
+def _checked(smoothing: float | Tensor) -> float | Tensor:
+    if not isinstance(smoothing, Tensor):
+        check_options({"smoothing": smoothing})
+    return smoothing
 
 
 def _shared(scope: str) -> str:

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import tam
+from tam.lab.engines import local
 from tam.lab.engines.local import Local
 from tam.lab.engines.ray import Ray
 from tam.lab.engines.work import Event, Job, Place, work
@@ -173,3 +174,16 @@ def test_ray_gives_the_same_and_replaces_a_killed_worker(tmp_path: Path) -> None
     for job in todo:
         whole, found = (outcome(job.folder(path)) for path in (tmp_path / "whole", root))
         assert found == whole
+
+
+def test_each_process_sees_one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
+    for number, expected in enumerate(("3", "5", "3")):
+        with local._seeing(number):
+            assert os.environ["CUDA_VISIBLE_DEVICES"] == expected
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == "3,5"
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    with local._seeing(1):
+        assert os.environ["CUDA_VISIBLE_DEVICES"] == "1"
+    assert "CUDA_VISIBLE_DEVICES" not in os.environ

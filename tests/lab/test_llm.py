@@ -26,7 +26,7 @@ CPU = torch.device("cpu")
 
 def config(**more: Any) -> dict[str, Any]:
     given = {
-        "model": "tiny", "optimizer": "adatamw", "lr": 1e-3, "seed": 0, "epochs": 2, "data": "generated",
+        "model": "tiny-bert", "optimizer": "adatamw", "lr": 1e-3, "seed": 0, "epochs": 2, "data": "generated",
         "block": 32, "batch": 8, "options": {"weight_decay": 0.0}, "test": True,
     }  # fmt: skip
     return llm.config_of(**{**given, **more})
@@ -48,9 +48,9 @@ def test_a_trial_is_a_plain_training(optimizer: str, tmp_path: Path) -> None:
     """Order, masks, dropout, clipping and the linear decay, all written out."""
     folder = train(tmp_path, config(optimizer=optimizer, seed=3))
     settings = llm.Config(**folder.config)
-    tokenizer = language.load_tokenizer(language.where("tiny", tmp_path))
+    tokenizer = language.load_tokenizer(language.where("tiny-bert", tmp_path))
     blocks = llm.tokenized(settings, tokenizer, tmp_path, tmp_path)["train"]
-    model = language.load_model(language.where("tiny", tmp_path), 3).train()
+    model = language.load_model(language.where("tiny-bert", tmp_path), 3).train()
     made: Any = {"adamw": torch.optim.AdamW, "adatamw": tam.AdaTAMW}[optimizer]
     own = made(model.parameters(), lr=1e-3, weight_decay=0.0)
     masks, steps = llm.Masks(tokenizer), len(blocks) // 8
@@ -60,10 +60,10 @@ def test_a_trial_is_a_plain_training(optimizer: str, tmp_path: Path) -> None:
         for k in range(steps):
             step = epoch * steps + k
             rows = [
-                {"ids": blocks.ids[i], "special": blocks.special[i], "draw": (3 << 32) + step}
-                for i in order[8 * k : 8 * k + 8]
+                llm.Row(blocks.ids[i], blocks.special[i], llm.drawn_from(3, 8 * step + lane, llm.MASKS))
+                for lane, i in enumerate(order[8 * k : 8 * k + 8])
             ]
-            torch.manual_seed((3 << 32) + step * 1009)
+            torch.manual_seed(llm.drawn_from(3, step * 1009, llm.DROPOUT))
             loss = model(**masks(rows)).loss
             own.zero_grad()
             loss.backward()
@@ -92,8 +92,10 @@ def test_a_killed_trial_ends_with_the_same_bits(steps: int, tmp_path: Path) -> N
 
 def test_a_checkpoint_that_is_not_whole_is_not_begun_from(tmp_path: Path) -> None:
     folder = train(tmp_path, config(epochs=3), 30, save_every=0.0)
-    (kept,) = (folder.path / "checkpoints").glob("checkpoint-*")
-    (kept / llm.WHOLE).unlink()  # as if it had been killed before the last file
+    kept = sorted((folder.path / "checkpoints").glob("checkpoint-*"))
+    assert len(kept) == 2  # after 20 steps, and after the first epoch
+    for path in kept:
+        (path / llm.WHOLE).unlink()  # as if it had been killed before the last file
     again = train(tmp_path, config(epochs=3))
     assert [row["epoch"] for row in again.metrics()] == [1, 2, 3]
     assert again.metrics() == train(tmp_path / "other", config(epochs=3)).metrics()
@@ -105,37 +107,85 @@ def test_d_replaced_by_its_own_sequence_is_the_same_run(tmp_path: Path) -> None:
     assert same.metrics() == source.metrics() != mean.metrics()
 
 
-def test_the_best_epoch_counts_and_is_kept(tmp_path: Path) -> None:
-    folder = train(tmp_path, config(lr=0.3, epochs=3))  # so large that it gets worse
-    found = [row["perplexity"] for row in folder.metrics()]
-    assert folder.result is not None and folder.result["perplexity"] == min(found)
-    best = found.index(min(found)) + 1
-    assert folder.result["at"] == best
-    kept = language.load_model(str(folder.path / "model"), 0)
-    if best < 3:
-        shorter = train(tmp_path / "alone", config(lr=0.3, epochs=3), best * 23 + best)
-        other = language.load_model(str(shorter.path / "model"), 0)
-        assert all(torch.equal(p, q) for p, q in zip(kept.parameters(), other.parameters(), strict=True))
+def test_the_best_epoch_counts_and_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told = {"valid": iter([2.0, 1.0, 3.0, 2.0, 1.0]), "test": iter([7.0])}
+    monkeypatch.setattr(llm.Training, "perplexity", lambda self, part: next(told[part]))
+    folder = train(tmp_path, config(epochs=3))
+    assert folder.result is not None
+    assert (folder.result["perplexity"], folder.result["at"], folder.result["test"]) == (1.0, 2, 7.0)
+    shorter = train(tmp_path / "part", config(epochs=3), 2 * 23 + 2)  # it is stopped after its second epoch
+    kept, other = (
+        language.load_model(str(path), 0).state_dict()
+        for path in (folder.path / "model", shorter.path / "model-002")
+    )
+    assert all(torch.equal(kept[key], other[key]) for key in kept)
+
+
+def test_a_run_that_diverges_ends_with_that(tmp_path: Path) -> None:
+    folder = train(tmp_path, config(lr=1e30, optimizer="adamw"))
+    assert folder.result is not None and folder.result["diverged"] and "test" not in folder.result
+    assert not (folder.path / "model").exists()
+
+
+KILLED = """
+import os, sys, torch
+from pathlib import Path
+from tam.lab import llm
+from tam.lab.store import TrialFolder
+from tests.lab.test_llm import config
+place, root = sys.argv[1], Path(sys.argv[2])
+owner, name = {"keep": (llm.Training, "keep_model"), "save": (llm.Training, "save"),
+               "tidy": (llm.Training, "tidy"), "evaluate": (llm, "evaluate")}[place]
+before, calls = getattr(owner, name), []
+def dies(*arguments):
+    calls.append(1)
+    if len(calls) == 2 or place == "evaluate":
+        if place == "keep":
+            (root / "trials" / folder.key / ".model.part").mkdir()
+        os.kill(os.getpid(), 9)
+    return before(*arguments)
+setattr(owner, name, dies)
+torch.set_num_threads(1)
+folder = TrialFolder(root, config(epochs=3))
+with folder.at_work():
+    for _ in llm.run(folder.config, folder, root, torch.device("cpu"), 0.0):
+        pass
+"""
+
+
+@pytest.mark.parametrize("place", ["keep", "save", "tidy", "evaluate"])
+def test_one_that_is_killed_anywhere_ends_as_another(place: str, tmp_path: Path) -> None:
+    path = os.pathsep.join([str(Path(tam.__file__).parents[1]), str(Path(__file__).parents[2])])
+    environment = {**os.environ, "PYTHONPATH": path}
+    command = [sys.executable, "-c", KILLED, place, str(tmp_path / "killed")]
+    assert subprocess.run(command, env=environment, capture_output=True, timeout=100).returncode == -9
+    again, whole = train(tmp_path / "killed", config(epochs=3)), train(tmp_path / "whole", config(epochs=3))
+    assert again.metrics() == whole.metrics()
+    assert again.result is not None and whole.result is not None
+    for key in ("perplexity", "test", "at", "epochs"):
+        assert again.result[key] == whole.result[key]
+    assert sorted(p.name for p in again.path.iterdir()) == sorted(p.name for p in whole.path.iterdir())
 
 
 def test_without_epochs_the_network_is_measured_as_it_is(tmp_path: Path) -> None:
     folder = train(tmp_path, config(epochs=0))
     assert folder.result is not None and folder.result["epochs"] == 0 and not folder.result["diverged"]
     kept = language.load_model(str(folder.path / "model"), 0)
-    begun = language.load_model(language.where("tiny", tmp_path), 0)
+    begun = language.load_model(language.where("tiny-bert", tmp_path), 0)
     assert all(torch.equal(p, q) for p, q in zip(kept.parameters(), begun.parameters(), strict=True))
 
 
 def test_masks(tmp_path: Path) -> None:
-    tokenizer = language.load_tokenizer(language.where("tiny", tmp_path))
+    tokenizer = language.load_tokenizer(language.where("tiny-bert", tmp_path))
     masks, rows = llm.Masks(tokenizer), 400
     ids = torch.randint(10, len(tokenizer), (rows, 32), generator=torch.Generator().manual_seed(0))
     special = torch.zeros(rows, 32, dtype=torch.bool)
     special[:, 0] = True
-    given = [{"ids": ids[i], "special": special[i], "draw": 7} for i in range(rows)]
-    made, again = masks(given), masks(given)
-    assert all(torch.equal(made[key], again[key]) for key in made)
-    assert not torch.equal(masks([{**row, "draw": 8} for row in given])["labels"], made["labels"])
+    given = [llm.Row(ids[i], special[i], 1000 + i) for i in range(rows)]
+    made, again = masks(given), [masks(given[i : i + 7]) for i in range(0, rows, 7)]
+    for key in made:  # of a row, whatever its company
+        assert torch.equal(made[key], torch.cat([some[key] for some in again]))
+    assert not torch.equal(masks([row._replace(draw=8) for row in given])["labels"], made["labels"])
     chosen = made["labels"] != -100
     assert not chosen[:, 0].any() and torch.equal(made["labels"][chosen], ids[chosen])
     assert torch.equal(made["input_ids"][~chosen], ids[~chosen])
@@ -147,9 +197,9 @@ def test_masks(tmp_path: Path) -> None:
     assert hidden == pytest.approx(0.8, abs=0.03) and kept == pytest.approx(0.1 + 0.1 / 80, abs=0.03)
 
 
-def test_text_is_cut_into_blocks_and_kept(tmp_path: Path) -> None:
+def test_text_is_cut_into_blocks_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = llm.Config(**config())
-    tokenizer = language.load_tokenizer(language.where("tiny", tmp_path))
+    tokenizer = language.load_tokenizer(language.where("tiny-bert", tmp_path))
     blocks = llm.tokenized(settings, tokenizer, tmp_path, tmp_path)
     lines = text.read("generated", tmp_path)["valid"]
     plain = [token for line in lines for token in tokenizer(line)["input_ids"]]
@@ -160,6 +210,10 @@ def test_text_is_cut_into_blocks_and_kept(tmp_path: Path) -> None:
     (kept,) = tmp_path.glob("tokens-*.pt")
     again = llm.tokenized(settings, tokenizer, tmp_path, tmp_path)
     assert torch.equal(again["train"].ids, blocks["train"].ids)
+    monkeypatch.setattr(text, "LINES", {"train": 300, "valid": 100, "test": 60})
+    other = llm.tokenized(settings, tokenizer, tmp_path, tmp_path)  # the same text, split otherwise
+    assert len(other["valid"]) > len(blocks["valid"])
+    monkeypatch.undo()
     kept.write_bytes(b"half")
     with pytest.raises(LabError, match="is damaged"):
         llm.tokenized(settings, tokenizer, tmp_path, tmp_path)
@@ -172,7 +226,8 @@ def test_hugging_faces_defaults_are_those_the_report_names() -> None:
     assert found.weight_decay == 0 and found.max_grad_norm == 1 and found.warmup_steps == 0
     assert found.lr_scheduler_type == "linear" and found.per_device_train_batch_size == 8
     assert found.adam_beta1 == 0.9 and found.adam_beta2 == 0.999 and found.adam_epsilon == 1e-8
-    made = llm.arguments(llm.Config(**config()), Path("here"), CPU, 10)
+    made = llm.arguments(llm.Config(**config()), Path("here"), CPU, 10, 2)
+    assert made.per_device_train_batch_size == 4  # ranks share a batch
     for key in ("weight_decay", "max_grad_norm", "warmup_steps", "lr_scheduler_type"):
         assert getattr(made, key) == getattr(found, key)
 
@@ -219,17 +274,24 @@ def test_mistakes_are_told_before_anything_is_trained(
         language.note(f"mine={tmp_path / 'nowhere'}", tmp_path)
     with pytest.raises(LabError, match="NoSuchTask"):
         llm.check(config(tasks=("NoSuchTask",)), tmp_path)
+    with pytest.raises(LabError, match="64 positions: a block of 80"):
+        train(tmp_path, config(block=80))
     (tmp_path / "embedding").mkdir()
     with pytest.raises(DataError, match="sts-test"):
         llm.check(config(tasks=("STSBenchmark",)), tmp_path)
     with pytest.raises(LabError, match="which model"):
         run(Selection("llm", "encoder"), Place(tmp_path, tmp_path), 1, lambda event: None)
-    with pytest.raises(LabError, match="make no 8 blocks of 512"):
-        train(tmp_path, config(block=512))
+    with pytest.raises(LabError, match="make no 512 blocks of 32"):
+        train(tmp_path, config(batch=512))
+    with pytest.raises(LabError, match="have models of their own"):
+        plans(Selection("llm", "paper", given={"model": "mine"}), tmp_path)
 
 
 def test_a_folder_without_a_tokenizer_or_weights(tmp_path: Path) -> None:
-    folder = language.make_tiny(tmp_path / "tiny")
+    folder = language.make_tiny(tmp_path / "tiny-bert")
+    assert language.note(str(folder), tmp_path / "lab").startswith("tiny-bert#")
+    with pytest.raises(LabError, match="which name"):
+        language.note(f"={folder}", tmp_path / "lab")
     name = language.note(f"mine={folder}", tmp_path / "lab")
     assert name.startswith("mine#") and language.where(name, tmp_path / "lab") == str(folder)
     with pytest.raises(LabError, match="give it with --model mine=FOLDER"):
@@ -245,7 +307,7 @@ def test_a_folder_without_a_tokenizer_or_weights(tmp_path: Path) -> None:
 
 
 def test_on_two_ranks_by_torchrun(tmp_path: Path) -> None:
-    """As one process with batches of twice the size, but for the draws of masks and dropout."""
+    """As one process, but for the draws of dropout."""
     path = os.pathsep.join([str(Path(tam.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
@@ -257,7 +319,7 @@ def test_on_two_ranks_by_torchrun(tmp_path: Path) -> None:
     (trial,) = plan.reported(plan.study.arm("AdaTAMW")) or []
     ours = TrialFolder(tmp_path, trial)
     assert ours.result is not None and ours.result["ranks"] == 2
-    theirs = train(tmp_path / "one", {**trial, "batch": 16})
+    theirs = train(tmp_path / "one", trial)
     for mine, other in zip(ours.metrics(), theirs.metrics(), strict=True):
         assert mine["loss"] == pytest.approx(other["loss"], abs=0.05)
         assert mine["perplexity"] == pytest.approx(other["perplexity"], rel=0.03)

@@ -17,7 +17,7 @@ pytest.importorskip("transformers")
 
 
 def test_both_train_the_same_network_in_turns() -> None:
-    model = runtime.make_model("tiny", torch.device("cpu"))
+    model = runtime.make_model("tiny-bert", torch.device("cpu"))
     taken: list[str] = []
 
     class Counted(torch.optim.SGD):
@@ -37,7 +37,7 @@ def test_both_train_the_same_network_in_turns() -> None:
 
 
 def test_a_trial_gives_ratio_and_speed(tmp_path: Path) -> None:
-    given = {"model": "tiny", "lr": 1e-5, "seed": 0, "epochs": 3, "batch": 2, "length": 16, "steps": 2}
+    given = {"model": "tiny-bert", "lr": 1e-5, "seed": 0, "epochs": 3, "batch": 2, "length": 16, "steps": 2}
     one = runtime.config_of(**given, optimizer="adatamw", options={"weight_decay": 0.0})
     folder = TrialFolder(tmp_path, one)
     with folder.at_work():

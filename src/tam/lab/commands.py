@@ -16,6 +16,7 @@ from tam.lab import comparison, graph, llm, runner
 from tam.lab import data as sets
 from tam.lab import report as reports
 from tam.lab.data import DataError, default_folder, files
+from tam.lab.embedding import score
 from tam.lab.engines.work import Place
 from tam.lab.experiment import Plan, experiments
 from tam.lab.models import language
@@ -228,6 +229,10 @@ def report(
 def mteb(
     folder: Annotated[Path, typer.Argument(help="The --out of a run of llm.")],
     data: Data = None,
+    tasks: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(metavar="NAME,…", help="Others than those of the runs."),
+    ] = None,
     device: Annotated[
         str, typer.Option(help="cpu or cuda: where embeddings are made that are not there.")
     ] = "cpu",
@@ -236,15 +241,34 @@ def mteb(
 
     From their embeddings, where these lie in the folder: they may have been made on another machine.
     """
+    if device not in ("cpu", "cuda"):
+        _ends(LabError(f"--device {device}: must be cpu or cuda"))
+    failed = 0
     try:
-        for group in runner.shown(folder):
-            for plan in (plan for plan in group.plans if plan.experiment.name == "llm"):
-                for trial in (trial for one in outcomes(plan) for trial in one.folders.values()):
-                    print(f"{plan.study.name}, {trial.key}")
-                    config = llm.Config(**trial.config)
-                    llm.evaluate(trial.path, config.tasks, data or default_folder(), torch.device(device))
-    except (LabError, DataError) as error:
+        plans = [
+            plan for group in runner.shown(folder) for plan in group.plans if plan.experiment.name == "llm"
+        ]
+    except LabError as error:
         _ends(error)
+    trials = {
+        trial.key: (f"{plan.study.name}, {one.arm.name}, seed {seed}", trial)
+        for plan in plans
+        for one in outcomes(plan)
+        for seed, trial in one.folders.items()
+    }
+    for label, trial in trials.values():
+        wanted = tasks.split(",") if tasks else llm.Config(**trial.config).tasks
+        try:
+            llm.evaluate(trial.path, wanted, data or default_folder(), torch.device(device))
+        except (LabError, DataError) as error:  # the others go on
+            print(f"tam: {error}", file=sys.stderr)
+        found = {name: value for name, value in score.found(trial.path / "mteb").items() if name in wanted}
+        print(f"{label} ({trial.key}): {', '.join(f'{name} {value:.2f}' for name, value in found.items())}")
+        failed += len(found) < len(wanted)
+    if not trials:
+        _ends(LabError(f"{folder} has no finished trials of llm"))
+    if failed:
+        sys.exit(f"tam: {failed} of the networks have not all of their scores")
 
 
 @data_app.command("get")
@@ -269,7 +293,9 @@ def data_check(name: Annotated[str, typer.Argument(help=SETS)], data: Data = Non
         files.check(name, layout, folder)
         unknown = [file.path for file in layout.files if file.md5 is None]
         if unknown:
-            print(f"{name}: all of it is there, of the right size; no md5 is known of {', '.join(unknown)}")
+            sizes = all(file.size is not None for file in layout.files)
+            size = "of the right size; no md5 is" if sizes else "but neither size nor md5 are"
+            print(f"{name}: all of it is there, {size} known of {', '.join(unknown)}")
         else:
             print(f"{name}: all of it is there, and as its authors published it")
     except DataError as error:

@@ -479,20 +479,20 @@ _GOOD, _NEAR, _FAR, _BAD = 2, 6, 4, 1
 _LEFT, _RIGHT, _TOP, _BOTTOM, _LINE = 205, 100, 34, 70, 15
 
 
-def figures(rows: Sequence[Row]) -> list[str]:
-    """Each family's improvements by configuration, and the shares of all models."""
+def figures(rows: Sequence[Row], other: str = OTHER, baseline: str = BASELINE) -> list[str]:
+    """Each family's improvements by configuration, and the shares of all models; of what, say the names."""
     found = improvements(rows)
     improved = [
         _bar_chart(
             [_improved(one) for one in found if _family(one) == family],
-            f"{family}: improvement of the average over {BASELINE}",
+            f"{family}: {other}, improvement of the average over {baseline}",
             "%, by size / category, epochs",
             {"better": _GOOD, "worse": _BAD},
         )
         for family in dict.fromkeys(map(_family, found))
     ]
     legend = dict(zip(map(_kind_told, KINDS), (_GOOD, _NEAR, _FAR), strict=True))
-    title, label = f"Datasets on which {OTHER} is better, or similar", "% of the datasets, by model, epochs"
+    title, label = f"{other} better than {baseline}, or similar", "% of the datasets, by model, epochs"
     return [*improved, _bar_chart([*map(_shared, shares(rows))], title, label, legend)]
 
 

@@ -8,13 +8,15 @@ validation perplexity is kept, and evaluated on MTEB's tasks.
 from __future__ import annotations
 
 import importlib.util
+import io
+import json
 import math
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -31,12 +33,12 @@ from tam.lab.damping import (
     watched,
 )
 from tam.lab.data import text
-from tam.lab.embedding import score, tasks
+from tam.lab.embedding import files, score, tasks
 from tam.lab.handed import handed
 from tam.lab.making import make_optimizer
 from tam.lab.models import parameters
-from tam.lab.models.language import load_model, load_tokenizer, transformers, where
-from tam.lab.store import LabError, TrialFolder, digest_of
+from tam.lab.models.language import check_block, load_model, load_tokenizer, transformers, where
+from tam.lab.store import LabError, TrialFolder, digest_of, write_whole
 from tam.lab.trial import Progress, resolved, told
 
 MASKED = 0.15  # of the tokens; of these 8 in 10 become [MASK], 1 another token, 1 stays
@@ -47,14 +49,14 @@ IGNORED = -100  # the label of a token that is not to be predicted
 class Config:
     """All that determines a trial. With 0 epochs the network is evaluated as it is."""
 
-    model: str | None  # on the hub; or NAME#DIGEST, or "tiny"; none is known yet where a preset waits for one
+    model: str | None  # on the hub; or NAME#DIGEST, or "tiny-bert"; None in a preset that waits for one
     optimizer: str
     lr: float
     seed: int
     epochs: int
     data: str = "wikitext-2"
     block: int = 512  # tokens
-    batch: int = 8  # blocks, on each rank
+    batch: int = 8  # blocks, on all ranks together
     tasks: tuple[str, ...] = ()  # of MTEB
     options: dict[str, Any] = field(default_factory=dict)
     damping: str | None = None
@@ -76,8 +78,8 @@ def config_of(**options: Any) -> dict[str, Any]:
 def check(trial: dict[str, Any], data_folder: Path) -> None:
     """Raises where model, text or tasks are not there."""
     config = Config(**trial)
-    if config.model is None or (config.model != "tiny" and "#" not in config.model):
-        load_tokenizer(where(config.model, Path()))  # a folder was looked into when it was given
+    if config.model is None or (config.model != "tiny-bert" and "#" not in config.model):
+        check_block(where(config.model, Path()), config.block)  # a folder is noted, with the results
     text.check(config.data, data_folder)
     tasks.check(config.tasks, data_folder)
 
@@ -99,15 +101,13 @@ class Blocks:
 def tokenized(config: Config, tokenizer: Any, root: Path, data_folder: Path) -> dict[str, Blocks]:
     """Each part's lines, tokenised and put end to end; what does not fill a block at the end is left out."""
     lines = text.read(config.data, data_folder)
-    said = "\n".join(line for part in lines.values() for line in part)
-    key = digest_of(f"{config.block} {tokenizer.backend_tokenizer.to_str()} {said}".encode())
-    kept = root / f"tokens-{key}.pt"
+    kept = root / f"tokens-{digest_of(json.dumps([tokenizer.backend_tokenizer.to_str(), lines]).encode())}.pt"
     found = _kept(kept)
     if found is None:
         found = {part: _tokens(tokenizer, some) for part, some in lines.items()}
-        part = kept.with_name(f".{kept.name}.{time.time_ns()}.part")
-        torch.save(found, part)  # another trial may do the same at the same time
-        part.replace(kept)
+        buffer = io.BytesIO()
+        torch.save(found, buffer)
+        write_whole(kept, buffer.getvalue())
     blocks = {}
     for name, both in found.items():
         count = both.shape[1] // config.block
@@ -131,107 +131,132 @@ def _kept(path: Path) -> dict[str, Tensor] | None:
 def _tokens(tokenizer: Any, lines: Sequence[str]) -> Tensor:
     """[2, tokens]: which they are, and whether they are the tokenizer's own."""
     found = tokenizer(list(lines), return_special_tokens_mask=True, truncation=False, verbose=False)
-    return torch.tensor(
-        [
-            [i for row in found["input_ids"] for i in row],
-            [i for row in found["special_tokens_mask"] for i in row],
-        ],
-        dtype=torch.int32,
-    )
+    columns = (found["input_ids"], found["special_tokens_mask"])
+    return torch.tensor([[i for row in rows for i in row] for rows in columns], dtype=torch.int32)
 
 
-class Passes(Dataset[dict[str, Any]]):
+class Row(NamedTuple):
+    """A block, and the number its masks are drawn from."""
+
+    ids: Tensor
+    special: Tensor
+    draw: int
+
+
+class Passes(Dataset[Row]):
     """All epochs as one sequence of blocks, batch after batch; one that is not full is left out."""
 
-    def __init__(self, blocks: Blocks, config: Config, steps: int, width: int) -> None:
-        self.blocks, self.seed, self.batch = blocks, config.seed, config.batch
-        self.length, self.count = steps * width, config.epochs * steps * width
+    def __init__(self, blocks: Blocks, config: Config) -> None:
+        self.blocks, self.seed = blocks, config.seed
+        self.length = len(blocks) // config.batch * config.batch  # of an epoch
+        self.count = config.epochs * self.length
         self.orders: dict[int, Tensor] = {}
 
     def __len__(self) -> int:
         return self.count
 
-    def __getitem__(self, place: int) -> dict[str, Any]:
+    def __getitem__(self, place: int) -> Row:
         epoch, at = divmod(place, self.length)
         if epoch not in self.orders:
             generator = torch.Generator().manual_seed(self.seed * 100003 + epoch)
             self.orders = {epoch: torch.randperm(len(self.blocks), generator=generator)}
         row = self.orders[epoch][at]
-        draw = (self.seed << 32) + place // self.batch
-        return {"ids": self.blocks.ids[row], "special": self.blocks.special[row], "draw": draw}
+        return Row(self.blocks.ids[row], self.blocks.special[row], drawn_from(self.seed, place, MASKS))
 
 
-class Fixed(Dataset[dict[str, Any]]):
-    """Blocks in their order, with masks that are always the same: to measure by."""
+MASKS, DROPOUT, MEASURED = 1, 2, 3  # what numbers are drawn for: each has its own
 
-    def __init__(self, blocks: Blocks) -> None:
-        self.blocks = blocks
 
-    def __len__(self) -> int:
-        return len(self.blocks)
-
-    def __getitem__(self, row: int) -> dict[str, Any]:
-        return {"ids": self.blocks.ids[row], "special": self.blocks.special[row], "draw": (1 << 62) + row}
+def drawn_from(seed: int, place: int, what: int) -> int:
+    """A number for a generator."""
+    return (what << 60) + (seed << 36) + place
 
 
 class Masks:
-    """Makes a batch: what is masked is drawn from its number."""
+    """Makes a batch: what of a row is masked is drawn from the row's number, whatever stands beside it."""
 
     def __init__(self, tokenizer: Any) -> None:
         self.mask, self.size = int(tokenizer.mask_token_id), len(tokenizer)
 
-    def __call__(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
-        ids, special = (torch.stack([row[key] for row in rows]) for key in ("ids", "special"))
-        generator = torch.Generator().manual_seed(int(rows[0]["draw"]))
-        chance, how = (torch.rand(ids.shape, generator=generator) for _ in range(2))
-        other = torch.randint(self.size, ids.shape, generator=generator)
-        chosen = (chance < MASKED) & ~special
-        shown = torch.where(how < 0.8, self.mask, torch.where(how < 0.9, other, ids))
-        labels = torch.where(chosen, ids, IGNORED)
-        attention = torch.ones_like(ids)
-        return {"input_ids": torch.where(chosen, shown, ids), "attention_mask": attention, "labels": labels}
+    def __call__(self, rows: Sequence[Row]) -> dict[str, Tensor]:
+        made = [self._masked(row) for row in rows]
+        ids, labels = (torch.stack(column) for column in zip(*made, strict=True))
+        return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": labels}
+
+    def _masked(self, row: Row) -> tuple[Tensor, Tensor]:
+        generator = torch.Generator().manual_seed(row.draw)
+        chance, how = torch.rand(2, len(row.ids), generator=generator)
+        other = torch.randint(self.size, row.ids.shape, generator=generator)
+        chosen = (chance < MASKED) & ~row.special
+        shown = torch.where(how < 0.8, self.mask, torch.where(how < 0.9, other, row.ids))
+        return torch.where(chosen, shown, row.ids), torch.where(chosen, row.ids, IGNORED)
 
 
 # ---------------------------------------------------------------------- training
 
 
-def ranks() -> int:
-    return dist.get_world_size() if dist.is_initialized() else 1
+class Ranks:
+    """The processes a trial runs on: one, or those of a torchrun job."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device, many = device, dist.is_initialized()
+        self.rank, self.count = (dist.get_rank(), dist.get_world_size()) if many else (0, 1)
+
+    def add(self, *values: float | Tensor) -> list[float]:
+        """The sums over all ranks."""
+        sums = torch.stack([torch.as_tensor(v, dtype=torch.float64, device=self.device) for v in values])
+        if self.count > 1:
+            dist.all_reduce(sums)
+        return list(map(float, sums))
+
+    def wait(self) -> None:
+        if self.count > 1:
+            dist.barrier()
 
 
-def arguments(config: Config, folder: Path, device: torch.device, steps: int) -> Any:
+def arguments(config: Config, folder: Path, device: torch.device, steps: int, ranks: int) -> Any:
     """Hugging Face's defaults but for what the lab does itself: evaluations, checkpoints, logs."""
     return transformers().TrainingArguments(
         output_dir=str(folder / "checkpoints"), max_steps=max(steps, 1), seed=config.seed,
-        learning_rate=config.lr, per_device_train_batch_size=config.batch,
-        per_device_eval_batch_size=config.batch, use_cpu=device.type == "cpu", bf16=device.type == "cuda",
-        prediction_loss_only=True, remove_unused_columns=False, disable_tqdm=True, report_to=[],
-        logging_strategy="no", save_strategy="no", eval_strategy="no", save_total_limit=2,
+        learning_rate=config.lr, per_device_train_batch_size=config.batch // ranks,
+        use_cpu=device.type == "cpu", bf16=device.type == "cuda", remove_unused_columns=False,
+        disable_tqdm=True, report_to=[], logging_strategy="no", save_strategy="no", eval_strategy="no",
+        save_total_limit=2,
     )  # fmt: skip
 
 
 class Watch:
-    """What a run has shown so far: losses and s of every step, the metrics and the best network."""
+    """What a run has shown so far."""
 
     def __init__(self) -> None:
-        self.losses: list[Tensor] = []
+        self.losses: list[Tensor] = []  # of the epoch's steps, on the device
         self.alignments: list[Tensor] = []
-        self.best = math.inf
-        self.at = 0  # the epoch of the best
+        self.past: list[Tensor] = []  # s of the epochs before
+        self.best, self.at = math.inf, 0  # the least perplexity, and the epoch it is of
         self.seconds = 0.0
 
-    def state_dict(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
-        columns = {"losses": _stacked(self.losses), "alignments": _stacked(self.alignments)}
-        return {**columns, "best": self.best, "at": self.at, "seconds": self.seconds, "rows": rows}
+    def end_epoch(self) -> tuple[Tensor, float | None]:
+        """The epoch's mean loss, and that of s if there is one."""
+        loss = torch.stack(self.losses).double().mean()
+        s = torch.stack(self.alignments).float().cpu() if self.alignments else None
+        self.past += [] if s is None else [s]
+        self.losses, self.alignments = [], []
+        return loss, None if s is None else float(s.double().mean())
 
-    def load_state_dict(self, state: dict[str, Any]) -> list[dict[str, Any]]:
-        self.losses, self.alignments = list(state["losses"]), list(state["alignments"])
+    def state_dict(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
+        """As it stands, in the middle of an epoch, too."""
+        lists = {"past": self.past, "losses": self.losses, "alignments": self.alignments}
+        kept = {name: torch.cat([x.reshape(-1).cpu() for x in some]) for name, some in lists.items() if some}
+        return {**kept, "best": self.best, "at": self.at, "seconds": self.seconds, "rows": rows}
+
+    def load_state_dict(self, state: dict[str, Any], device: torch.device) -> list[dict[str, Any]]:
+        """Returns the metrics."""
+        self.past = [state["past"]] if "past" in state else []
+        self.losses, self.alignments = (
+            list(state[name].to(device)) if name in state else [] for name in ("losses", "alignments")
+        )
         self.best, self.at, self.seconds = state["best"], state["at"], state["seconds"]
         return list(state["rows"])
-
-
-def _stacked(values: list[Tensor]) -> Tensor:
-    return torch.stack(values).float().cpu() if values else torch.zeros(0)
 
 
 class Training:
@@ -241,17 +266,23 @@ class Training:
         self, config: Config, folder: TrialFolder, data_folder: Path, device: torch.device, save_every: float
     ) -> None:
         self.config, self.folder, self.save_every = config, folder, save_every
+        self.ranks = Ranks(device)
+        if config.batch % self.ranks.count:
+            raise LabError(f"a batch of {config.batch} cannot be shared by {self.ranks.count} ranks")
         root = folder.path.parent.parent
+        if self.ranks.rank == 0:
+            where(config.model, root)  # transformers writes files on this rank alone
+        self.ranks.wait()
         found = where(config.model, root)
         self.tokenizer = load_tokenizer(found)
+        check_block(found, config.block)
         self.blocks = tokenized(config, self.tokenizer, root, data_folder)
-        width = config.batch * ranks()
-        self.steps = len(self.blocks["train"]) // width  # of an epoch
-        if self.steps == 0:
-            raise LabError(f"{len(self.blocks['train'])} blocks make no batch of {width}")
+        self.text = digest_of(self.blocks["train"].ids.numpy().tobytes())
+        self.steps = len(self.blocks["train"]) // config.batch  # of an epoch
+        self.masks = Masks(self.tokenizer)
         self.model = load_model(found, config.seed)
-        options = {"fused": True} if device.type == "cuda" and config.optimizer == "adamw" else {}
-        self.optimizer = make_optimizer(config, self.model.parameters(), config.lr, **options)
+        fused = {"fused": True} if device.type == "cuda" and config.optimizer == "adamw" else {}
+        self.optimizer = make_optimizer(config, self.model.parameters(), config.lr, **fused)
         self.given = given_alignment(config, folder)
         check_length(self.given, self.steps * config.epochs)
         if self.given is not None:
@@ -259,10 +290,10 @@ class Training:
         self.taken = torch.zeros((), dtype=torch.int64, device=device)
         self.watch = Watch()
         self.begin = self.saved = time.monotonic()
-        self.trainer = self._make_trainer(width, device)
+        self.trainer = self._make_trainer(device)
 
-    def _make_trainer(self, width: int, device: torch.device) -> Any:
-        package, watch = transformers(), self.watch
+    def _make_trainer(self, device: torch.device) -> Any:
+        package, watch, config = transformers(), self.watch, self.config
 
         class InOrder(package.Trainer):  # type: ignore[misc, name-defined]
             """Takes the blocks as they come, and keeps every step's loss."""
@@ -278,19 +309,18 @@ class Training:
                 watch.losses.append(loss.detach())
                 return loss
 
-        config = self.config
+        steps = config.epochs * self.steps
         trainer = InOrder(
             model=self.model,
-            args=arguments(config, self.folder.path, device, config.epochs * self.steps),
-            data_collator=Masks(self.tokenizer),
-            train_dataset=Passes(self.blocks["train"], config, self.steps, width),
-            eval_dataset=Fixed(self.blocks["valid"]),
+            args=arguments(config, self.folder.path, device, steps, self.ranks.count),
+            data_collator=self.masks,
+            train_dataset=Passes(self.blocks["train"], config),
             optimizers=(self.optimizer, None),
         )
         trainer.remove_callback(package.PrinterCallback)
         # A masked-LM head takes the mean of its own batch; the Trainer would multiply it by the ranks.
         trainer.model_accepts_loss_kwargs = False
-        if trainer.args.device.type != device.type or trainer.args.n_gpu > 1:
+        if trainer.args.n_gpu > 1:
             raise LabError(
                 "the Trainer takes all GPUs it sees: start with CUDA_VISIBLE_DEVICES, or by torchrun"
             )
@@ -300,8 +330,7 @@ class Training:
 
     def before_step(self, step: int) -> None:
         """Dropout is drawn from the step, whatever was drawn before."""
-        rank = dist.get_rank() if dist.is_initialized() else 0
-        torch.manual_seed((self.config.seed << 32) + step * 1009 + rank)
+        torch.manual_seed(drawn_from(self.config.seed, step * 1009 + self.ranks.rank, DROPOUT))
 
     def before_update(self) -> None:
         s = watched(self.optimizer)
@@ -314,70 +343,117 @@ class Training:
             self.watch.alignments.append(torch.stack(s).mean().clone())
         self.taken += 1
 
-    def evaluated(self, step: int, loss: float) -> Progress:
-        """The metrics of an epoch; the network is kept where it is the best so far."""
-        epoch = step // self.steps
-        mine = torch.stack(self.watch.losses[-self.steps :]).double().mean()
-        row = {"epoch": epoch, "loss": float(mine), "perplexity": math.exp(min(loss, 700.0))}
-        if self.watch.alignments:
-            row["alignment"] = float(torch.stack(self.watch.alignments[-self.steps :]).double().mean())
-        self.folder.log(row)
+    def end_epoch(self, epoch: int) -> Progress:
+        """Its metrics; the network is kept where it is the best so far."""
+        loss, s = self.watch.end_epoch()
+        mean = self.ranks.add(loss)[0] / self.ranks.count  # all ranks see the same, and do the same
+        row = {"epoch": epoch, "loss": mean, "perplexity": self.perplexity("valid")}
+        self.folder.log(row if s is None else {**row, "alignment": s})
         if row["perplexity"] < self.watch.best:
             self.watch.best, self.watch.at = row["perplexity"], epoch
             self.keep_model()
-        return Progress(epoch, self.config.epochs, row)
+        return Progress(epoch, self.config.epochs, row if s is None else {**row, "alignment": s})
+
+    @torch.no_grad()
+    def perplexity(self, part: str) -> float:
+        """Of the masked tokens of a part, which are the same for every network and number of ranks."""
+        blocks, device = self.blocks[part], self.ranks.device
+        total, count = (torch.zeros((), dtype=torch.float64, device=device) for _ in range(2))
+        self.model.eval()
+        mine = range(self.ranks.rank, len(blocks), self.ranks.count)
+        for first in range(0, len(mine), EVALUATED):
+            rows = mine[first : first + EVALUATED]
+            batch = self.masks(
+                [Row(blocks.ids[i], blocks.special[i], drawn_from(0, i, MEASURED)) for i in rows]
+            )
+            batch = {key: value.to(device) for key, value in batch.items()}
+            tokens = (batch["labels"] != IGNORED).sum()
+            with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+                loss = self.model(**batch).loss
+            total += torch.where(tokens > 0, loss.double() * tokens, 0.0)
+            count += tokens
+        self.model.train()
+        summed, tokens_of_all = self.ranks.add(total, count)
+        return math.exp(min(summed / tokens_of_all, 700.0)) if tokens_of_all else math.nan
+
+    # ------------------------------------------------------------------ what is kept
+
+    def model_of(self, epoch: int) -> Path:
+        return self.folder.path / f"model-{epoch:03d}"
+
+    def kept_model(self) -> Path:
+        """The best; it has its last name where a run was killed at its end."""
+        last = self.folder.path / "model"
+        return last if last.exists() else self.model_of(self.watch.at)
 
     def keep_model(self) -> None:
-        """The network as it is now, in place of the one kept before."""
-        if not self.folder.writes:
-            return
-        made, kept = self.folder.path / ".model.part", self.folder.path / "model"
-        shutil.rmtree(made, ignore_errors=True)
-        self.model.save_pretrained(made)
-        self.tokenizer.save_pretrained(made)
-        shutil.rmtree(kept, ignore_errors=True)
-        made.replace(kept)
-
-    # ------------------------------------------------------------------ checkpoints
+        """The network as it is now; the one before stays until a checkpoint knows of this one."""
+        if self.folder.writes:
+            made, kept = self.folder.path / ".model.part", self.model_of(self.watch.at)
+            self.model.save_pretrained(made)
+            self.tokenizer.save_pretrained(made)
+            shutil.rmtree(kept, ignore_errors=True)  # of a run that was killed
+            made.replace(kept)
 
     def save_is_due(self) -> bool:
-        due = torch.tensor(float(time.monotonic() - self.saved > self.save_every))
-        if dist.is_initialized():  # all save, or none
-            due = due.to(self.taken.device)
-            dist.broadcast(due, 0)
-        return bool(due)
+        mine = self.ranks.rank == 0 and time.monotonic() - self.saved > self.save_every
+        return self.ranks.add(float(mine))[0] > 0  # all save, or none
 
     def save(self, step: int) -> None:
         """What the Trainer's checkpoint lacks; it comes last, and tells that the checkpoint is whole."""
         if self.folder.writes:
             self.watch.seconds += time.monotonic() - self.begin
             self.begin = time.monotonic()
-            path = self.folder.path / "checkpoints" / f"checkpoint-{step}" / WHOLE
-            torch.save(self.watch.state_dict(self.folder.rows), path.with_suffix(".part"))
-            path.with_suffix(".part").replace(path)
+            buffer = io.BytesIO()
+            torch.save(self.watch.state_dict(self.folder.rows), buffer)
+            write_whole(self.folder.path / "checkpoints" / f"checkpoint-{step}" / WHOLE, buffer.getvalue())
+            self.tidy()
         self.saved = time.monotonic()
 
-    def load(self) -> str | None:
-        """The last checkpoint that is whole, if any; others are removed."""
-        whole, rows = None, []
+    def tidy(self) -> None:
+        """Removes networks that are not the best."""
+        for path in self.folder.path.glob("model-*"):
+            if path != self.model_of(self.watch.at):
+                shutil.rmtree(path)
+
+    def load(self) -> Path | None:
+        """The last checkpoint that is whole, if any; later ones are removed."""
+        whole: Path | None = None
+        rows: list[dict[str, Any]] = []
+        self.ranks.wait()
         for path in sorted(
-            (self.folder.path / "checkpoints").glob("checkpoint-*"), key=_step_of, reverse=True
+            (self.folder.path / "checkpoints").glob("checkpoint-*"), key=step_of, reverse=True
         ):
             if whole is None and (path / WHOLE).exists():
                 whole = path
                 state = torch.load(path / WHOLE, weights_only=True)
-                rows = self.watch.load_state_dict(state)
-                self.taken.fill_(_step_of(path))
+                rows = self.watch.load_state_dict(state, self.ranks.device)
+                self.taken.fill_(step_of(path))
             elif whole is None and self.folder.writes:
                 shutil.rmtree(path)
         self.folder.begin_with(rows)
-        return None if whole is None else str(whole)
+        self.ranks.wait()
+        return whole
+
+    def result(self) -> dict[str, Any]:
+        rows, config = self.folder.rows, self.config
+        last = rows[-1] if rows else {"loss": 0.0, "perplexity": self.watch.best}
+        finite = all(math.isfinite(last[key]) for key in ("loss", "perplexity"))
+        return {
+            "perplexity": self.watch.best if finite else math.inf, "at": self.watch.at, "epochs": len(rows),
+            "loss": last["loss"] if rows else None, "diverged": not finite,
+            "steps": self.steps * config.epochs, "ranks": self.ranks.count,
+            "blocks": len(self.blocks["train"]), "text": self.text,
+            "parameters": parameters(self.model), "settings": resolved(config, self.optimizer),
+        }  # fmt: skip
 
 
 WHOLE = "lab.pt"
+EVALUATED = 32  # blocks at once
+LOOKS = 20  # steps from one look at the clock to the next: ranks must agree on it
 
 
-def _step_of(checkpoint: Path) -> int:
+def step_of(checkpoint: Path) -> int:
     return int(checkpoint.name.rsplit("-", 1)[1])
 
 
@@ -397,17 +473,14 @@ def _callback(training: Training, give: Callable[[Any], None]) -> Any:
             training.after_update()
 
         def on_step_end(self, args: Any, state: Any, control: Any, **more: Any) -> None:
-            if state.global_step % training.steps == 0:
-                control.should_evaluate = True
-                last = state.global_step >= state.max_steps
-                control.should_save = not last and training.save_is_due()
             give(None)
-
-        def on_evaluate(self, args: Any, state: Any, control: Any, metrics: Any = None, **more: Any) -> None:
-            progress = training.evaluated(state.global_step, metrics["eval_loss"])
-            give(progress)
-            if not math.isfinite(progress.metrics["loss"]):
-                control.should_training_stop = True
+            if state.global_step % training.steps == 0:
+                progress = training.end_epoch(state.global_step // training.steps)
+                give(progress)
+                control.should_training_stop |= not math.isfinite(progress.metrics["loss"])
+            last = control.should_training_stop or state.global_step >= state.max_steps
+            looked = state.global_step % LOOKS == 0 or state.global_step % training.steps == 0
+            control.should_save = last or (looked and training.save_is_due())
 
         def on_save(self, args: Any, state: Any, control: Any, **more: Any) -> None:
             training.save(state.global_step)
@@ -426,57 +499,57 @@ def run(
     settings = Config(**config)
     training = Training(settings, folder, data_folder, device, save_every)
     checkpoint = training.load()
-    trainer = training.trainer
+    done = 0 if checkpoint is None else step_of(checkpoint)
 
     def train(give: Callable[[Any], None]) -> None:
-        callback = _callback(training, give)
-        trainer.add_callback(callback)
-        trainer.train(resume_from_checkpoint=checkpoint)
-        trainer.remove_callback(callback)
+        training.trainer.add_callback(_callback(training, give))
+        training.trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
 
-    if settings.epochs > 0:
-        yield from handed(train)
-    else:
-        training.watch.best = _perplexity(trainer, None)
+    if settings.epochs == 0:
+        training.trainer.accelerator.prepare(training.model)  # to its device
+        training.watch.best = training.perplexity("valid")
         training.keep_model()
-    result = _result(training, trainer, device)
-    if settings.test:
-        if dist.is_initialized():
-            dist.barrier()  # rank 0 has written it
-        training.model.load_state_dict(load_model(str(folder.path / "model"), 0).state_dict())
-        result["test"] = _perplexity(trainer, Fixed(training.blocks["test"]))
-    if folder.writes and settings.test and settings.tasks:
+    elif done < training.steps * settings.epochs and math.isfinite(_last_loss(folder)):
+        yield from handed(train)
+    result = training.result()
+    if settings.test and not result["diverged"]:
+        training.ranks.wait()  # rank 0 has written it
+        best = training.kept_model()
+        training.model.to(device).load_state_dict(load_model(str(best), 0).state_dict())
+        result["test"] = training.perplexity("test")
+    _finish(training, result, data_folder, device)
+
+
+def _last_loss(folder: TrialFolder) -> float:
+    return float(folder.rows[-1]["loss"]) if folder.rows else 0.0
+
+
+def _finish(training: Training, result: dict[str, Any], data_folder: Path, device: torch.device) -> None:
+    """The tasks, the files that stay, the result."""
+    folder, settings, watch = training.folder, training.config, training.watch
+    if not folder.writes:
+        return
+    training.tidy()
+    if not settings.test or result["diverged"]:
+        shutil.rmtree(training.kept_model(), ignore_errors=True)
+    else:
+        training.kept_model().rename(folder.path / "model")
+    # On several ranks the others would wait for longer than they are patient: `tam lab mteb` does it then.
+    if settings.test and not result["diverged"] and training.ranks.count == 1:
         evaluate(folder.path, settings.tasks, data_folder, device)
-    if training.watch.alignments and len(training.watch.alignments) == training.steps * settings.epochs:
-        keep_alignment(folder, _stacked(training.watch.alignments))
-    seconds = training.watch.seconds + time.monotonic() - training.begin
-    folder.finish(result, seconds, device)
-    if folder.writes:
-        shutil.rmtree(folder.path / "checkpoints", ignore_errors=True)
-        if not settings.test:
-            shutil.rmtree(folder.path / "model", ignore_errors=True)
-
-
-def _perplexity(trainer: Any, data: Any) -> float:
-    return math.exp(min(trainer.evaluate(data)["eval_loss"], 700.0))
-
-
-def _result(training: Training, trainer: Any, device: torch.device) -> dict[str, Any]:
-    rows, config = training.folder.rows, training.config
-    loss = rows[-1]["loss"] if rows else math.nan
-    return {
-        "perplexity": training.watch.best, "at": training.watch.at, "epochs": len(rows), "loss": loss,
-        "diverged": config.epochs > 0 and not math.isfinite(loss), "steps": training.steps * config.epochs,
-        "ranks": ranks(), "parameters": parameters(training.model),
-        "settings": resolved(config, training.optimizer),
-    }  # fmt: skip
+    if watch.past and not result["diverged"]:
+        keep_alignment(folder, torch.cat(watch.past))
+    folder.finish(result, watch.seconds + time.monotonic() - training.begin, device)
+    shutil.rmtree(folder.path / "checkpoints", ignore_errors=True)
 
 
 def evaluate(trial: Path, tasks: Sequence[str], data_folder: Path, device: torch.device) -> None:
     """The tasks' scores; where mteb is not installed, the embeddings they can be had from elsewhere."""
     model, embeddings = str(trial / "model"), trial / "embeddings"
+    if not tasks:
+        return
     if importlib.util.find_spec("mteb") is None:
         score.embed(model, tasks, data_folder, embeddings, device)
     else:
-        kept = embeddings if embeddings.exists() else None
+        kept = embeddings if (embeddings / files.INDEX).exists() else None
         score.score(model, tasks, data_folder, trial / "mteb", device, kept)

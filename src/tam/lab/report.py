@@ -205,7 +205,7 @@ def facts(plan: Plan) -> dict[str, str]:
         ),
         "seeds": ", ".join(map(str, study.seeds)),
         "margin": f"±{study.margin:g}" if study.margin else "none: equivalence is not asked for",
-        "machines": ("; ".join(machines) or "none: nothing was run") + when,
+        "machines": ("; ".join(machines) or "none: no trial of the comparison was run") + when,
         "time": f"{mean(seconds):.3g} s a trial from start to end, with others beside it" if seconds else "",
         **({} if study.small else plan.experiment.choices),
         **study.choices,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fcntl
 import importlib.util
 import json
 import sys
@@ -19,7 +18,7 @@ from tam.lab.engines import torchrun
 from tam.lab.engines.local import Local
 from tam.lab.engines.work import Event, Job, Place
 from tam.lab.experiment import Experiment, Plan, Study, Together, experiments
-from tam.lab.store import LabError, explained, key_of, write_whole
+from tam.lab.store import LabError, key_of, locked, write_whole
 
 POLL = 2.0  # seconds between looks at trials another run works on
 
@@ -61,7 +60,14 @@ def plans(selection: Selection, root: Path) -> list[Plan]:
     for key in selection.given:
         if not all(key in study.workload for study in chosen):
             raise LabError(f"studies of {experiment.name}, preset {selection.preset}, take no {key}")
+    model = selection.given.get("model")
+    if model is not None and any(study.workload["model"] is not None for study in chosen):
+        raise LabError(
+            f"studies of the preset {selection.preset} have models of their own: --model is for others"
+        )
     chosen = [replace(study, workload={**study.workload, **selection.given}) for study in chosen]
+    if model is not None:
+        chosen = [replace(study, title=f"{model.partition('#')[0]}, {study.title}") for study in chosen]
     return [
         Plan(experiment, _part(study, selection), root, selection.preset, study)
         for study in _with_arms(chosen, selection.arms)
@@ -189,13 +195,7 @@ def _joined(jobs: Sequence[Job], together: Together) -> list[Job]:
 
 def remember(selection: Selection, root: Path) -> None:
     """Notes what was run, so that status and report need only the folder."""
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        lock = (root / ".lock").open("a")
-    except OSError as error:
-        raise explained(error, root) from error
-    with lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # another run may note itself, too
+    with locked(root):  # another run may note itself, too
         known = remembered(root)
         if selection not in known:
             known.append(selection)
@@ -234,12 +234,16 @@ def shown(root: Path) -> list[Group]:
     for selection in sorted(selections, key=lambda one: one.controls):  # those with more arms last
         found = groups.setdefault((selection.experiment, selection.preset), {})
         for plan in plans(replace(selection, arms=(), seeds=None), root):
-            found[plan.study.name] = plan
+            told = (
+                plan.study.workload.get(key) for key in ("model", "tasks")
+            )  # given, they make another one
+            found[" ".join(map(str, (plan.study.name, *told)))] = plan
     return [
         Group(list(found.values()), _planned(name, preset, found)) for (name, preset), found in groups.items()
     ]
 
 
 def _planned(name: str, preset: str, found: Mapping[str, Plan]) -> tuple[Study, ...]:
-    studies = get_experiment(name).presets[preset]
-    return tuple(found[study.name].study if study.name in found else study for study in studies)
+    shown = [plan.study for plan in found.values()]
+    names = {study.name for study in shown}
+    return (*shown, *(study for study in get_experiment(name).presets[preset] if study.name not in names))

@@ -28,7 +28,7 @@ SHAPES: Mapping[str, Mapping[str, int]] = {  # of BERT
     "BERT-large": {
         "hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096,
     },
-    "tiny": {
+    "tiny-bert": {
         "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64,
         "vocab_size": 200,
     },

@@ -16,6 +16,7 @@ import hashlib
 import io
 import json
 import os
+import shutil
 import time
 import warnings
 from collections.abc import Iterator, Mapping
@@ -132,7 +133,7 @@ class TrialFolder:
                 os.truncate(lock.fileno(), 0)
                 os.write(lock.fileno(), f"{os.getpid()}\n".encode())
             for part in self.path.glob(".*.part"):  # of a process that was killed
-                part.unlink(missing_ok=True)
+                shutil.rmtree(part) if part.is_dir() else part.unlink(missing_ok=True)
             write_whole(self.path / "config.json", _json(self.config))
             yield
 
@@ -235,3 +236,22 @@ def _line(row: Mapping[str, Any]) -> bytes:
 
 def digest_of(content: bytes) -> str:
     return hashlib.sha256(content).hexdigest()[:16]
+
+
+def digest_of_folder(folder: Path) -> str:
+    """Of its files' names and contents."""
+    there = [path for path in sorted(folder.iterdir()) if path.is_file()]
+    return digest_of("".join(f"{path.name} {digest_of(path.read_bytes())}\n" for path in there).encode())
+
+
+@contextmanager
+def locked(root: Path) -> Iterator[None]:
+    """Inside, what a folder knows of itself is this process's alone."""
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        lock = (root / ".lock").open("a")
+    except OSError as error:
+        raise explained(error, root) from error
+    with lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield

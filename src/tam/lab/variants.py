@@ -100,8 +100,10 @@ def fair(study: Study, tuning_seeds: tuple[int, ...] = (100, 101), middle: float
 
 def _range(arm: Arm, lr: float | None) -> tuple[float, ...]:
     reference = registry.get(plain(arm.optimizer))
-    own = lr if lr is not None and reference.name == "sgdm" else reference.lr
-    middle = (own or 0.0) * gain(reference.name, {}) / gain(arm.optimizer, arm.options)
+    own = lr if lr is not None and (reference.name == "sgdm" or reference.lr is None) else reference.lr
+    if own is None:
+        raise ValueError(f"{reference.name}: the paper states no lr to take as the middle")
+    middle = own * gain(reference.name, {}) / gain(arm.optimizer, arm.options)
     return tuple(float(f"{middle * HALF_DECADE**i:.6g}") for i in (-1, 0, 1))
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tam.lab.data import DataError
-from tam.lab.embedding import local
+from tam.lab.embedding import local, tasks
 from tam.lab.store import LabError
 
 TOPICS = (
@@ -177,7 +177,7 @@ def test_bad_files_are_named(
     else:
         file.write_bytes(content)
     with pytest.raises(DataError, match=f"{path} cannot be read: .*{message}"):
-        local.check([name], tmp_path)
+        tasks.check([name], tmp_path)
 
 
 def test_an_archive_cut_short_and_one_of_something_else_are_named(tmp_path: Path) -> None:
@@ -185,17 +185,22 @@ def test_an_archive_cut_short_and_one_of_something_else_are_named(tmp_path: Path
     whole = file.read_bytes()
     file.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(DataError, match=r"20news-bydate.tar.xz cannot be read"):
-        local.check(["TwentyNewsgroupsClustering"], tmp_path)
+        tasks.check(["TwentyNewsgroupsClustering"], tmp_path)
     with tarfile.open(file, "w:xz"):
         pass
     with pytest.raises(DataError, match=r"20newsgroups has 0 posts with a title"):
-        local.check(["TwentyNewsgroupsClustering"], tmp_path)
+        tasks.check(["TwentyNewsgroupsClustering"], tmp_path)
 
 
 def test_unknown_tasks_are_named(tmp_path: Path) -> None:
-    local.check(TASKS, write(tmp_path))
+    tasks.check(TASKS, write(tmp_path))
+    tasks.check(["SICK-R", "STS12"], tmp_path)  # the hub has it
+    with pytest.raises(LabError, match=r"task 'STS-None': MTEB has none of that name; files are read of STS"):
+        tasks.check(["SICK-R", "STS-None"], tmp_path)
+    with pytest.raises(LabError, match="BIOSSES is meant"):
+        tasks.check(["biosses"], tmp_path)
     with pytest.raises(LabError, match=r"task 'STS12': must be one of STSBenchmark, SICK-R, BIOSSES, Bank"):
-        local.check(["SICK-R", "STS12"], tmp_path)
+        local.read("STS12", tmp_path)
 
 
 def test_texts_are_embedded_without_mteb() -> None:

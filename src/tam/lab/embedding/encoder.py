@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from tam.lab.embedding.files import key_of
+from tam.lab.models.language import positions
 from tam.lab.store import LabError
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ def mean_pooled(
 
     Texts are cut after `max_length` tokens, or where the tokenizer or the model's positions end.
     """
-    length = max_length or min(tokenizer.model_max_length, model.config.max_position_embeddings)
+    length = max_length or min(tokenizer.model_max_length, positions(model.config))
     order = sorted(range(len(texts)), key=lambda i: len(texts[i]), reverse=True)  # little is padded
     found = np.empty((len(texts), model.config.hidden_size), np.float32)
     training = model.training

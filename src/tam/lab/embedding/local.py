@@ -19,7 +19,7 @@ import lzma
 import re
 import tarfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -114,12 +114,6 @@ class Search:
 
 
 Data = Pairs | Classes | Clusters | Search
-
-
-def check(names: Iterable[str], data_folder: Path) -> None:
-    """Raises where a task is not known here, or its files are missing or damaged."""
-    for name in names:
-        read(name, data_folder)
 
 
 def has(name: str, data_folder: Path) -> bool:

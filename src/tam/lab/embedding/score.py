@@ -13,7 +13,7 @@ import torch
 
 from tam.lab.embedding import files, local, tasks
 from tam.lab.embedding.encoder import Cosine, Encoder, Lookup, load, mean_pooled
-from tam.lab.store import LabError, digest_of, write_whole
+from tam.lab.store import LabError, digest_of_folder, write_whole
 
 
 def embed(
@@ -46,7 +46,7 @@ def score(
     torch, numpy and Python.
     """
     who = identity(model) if embeddings is None else _embedded_by(embeddings, model)
-    kept = {name: _kept(out / f"{name}.json", who) for name in names}
+    kept = {name: _kept(out / f"{name}.json", {"model": who, **_data(name, data_folder)}) for name in names}
     waiting = [name for name, found in kept.items() if found is None]
     if waiting:
         out.mkdir(parents=True, exist_ok=True)
@@ -58,14 +58,17 @@ def score(
             write_whole(out / f"{name}.json", json.dumps(result, indent=1).encode() + b"\n")
             kept[name] = result["score"]
         except Exception as error:  # whatever mteb, the data or the network meet: the other tasks go on
+            if "CUDA error" in str(error):
+                raise  # the process can do no more on that device
+            (out / f"{name}.json").unlink(missing_ok=True)  # it is of another model, or damaged
             tell(f"{name} has no score: {error!r}")
     return {name: found for name, found in kept.items() if found is not None}
 
 
 def found(out: Path) -> dict[str, float]:
     """The main scores that are there, by task."""
-    kept = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in sorted(out.glob("*.json"))}
-    return {name: float(one["score"]) for name, one in kept.items()}
+    kept = {path.stem: _kept(path, {}) for path in sorted(out.glob("*.json"))}
+    return {name: score for name, score in kept.items() if score is not None}
 
 
 def identity(model: str) -> str:
@@ -73,8 +76,7 @@ def identity(model: str) -> str:
     folder = Path(model)
     if not folder.is_dir():
         return model
-    there = [path for path in sorted(folder.iterdir()) if path.is_file()]
-    return digest_of("".join(f"{path.name} {digest_of(path.read_bytes())}\n" for path in there).encode())
+    return digest_of_folder(folder)
 
 
 def _embedded_by(embeddings: Path, model: str) -> str:
@@ -85,11 +87,19 @@ def _embedded_by(embeddings: Path, model: str) -> str:
     return who
 
 
-def _kept(path: Path, who: str) -> float | None:
-    """A model's score, if it is there; a damaged file is made anew."""
+def _data(name: str, data_folder: Path) -> dict[str, str]:
+    """Where the data is from, and how it differs from MTEB's."""
+    if not local.has(name, data_folder):
+        return {"data": "hub", "difference": "none: the hub's data"}
+    return {"data": "files", "difference": tasks.DIFFERENCES[name]}
+
+
+def _kept(path: Path, about: dict[str, str]) -> float | None:
+    """A score, if it is there and of that; a damaged file is made anew."""
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-        return float(found["score"]) if found["model"] == who else None
+        same = all(found[key] == value for key, value in about.items())
+        return float(found["score"]) if same else None
     except (FileNotFoundError, ValueError, KeyError, TypeError):
         return None
 
@@ -105,5 +115,5 @@ def _evaluate(name: str, encoder: Cosine, data_folder: Path) -> dict[str, Any]:
     main = 100 * float(found.get_score())
     if not math.isfinite(main):
         raise LabError(f"mteb's score is {main}")
-    about = {"difference": tasks.DIFFERENCES.get(name, "none: the hub's data"), "mteb": version("mteb")}
+    about = {**_data(name, data_folder), "mteb": version("mteb")}
     return {"task": name, "score": main, **about, "scores": found.scores}

@@ -32,6 +32,7 @@ DIFFERENCES = {
         "these, 10910 with those that come more than once, our 10 sets are a tenth, two tenths and so on, "
         "drawn with a fixed seed; which titles are in each of MTEB's sets is not known"
     ),
+    local.GENERATED: "MTEB has no such task",
     "SciFact": "none: by MTEB's statistics the same documents, queries and answers",
 }
 
@@ -68,8 +69,10 @@ def _on_the_hub(name: str) -> Any:
     try:
         return english[name] if name in english else mteb.get_task(name)
     except KeyError as error:
-        here = ", ".join(local.LOCAL)
-        raise LabError(f"task {name!r}: MTEB has none of that name; files are read of {here}") from error
+        files = [known for known in local.LOCAL if known != local.GENERATED]
+        near = [known for known in files if known.lower() == name.lower()]
+        meant = f"; {near[0]} is meant?" if near else f"; files are read of {', '.join(files)}"
+        raise LabError(f"task {name!r}: MTEB has none of that name{meant}") from error
 
 
 def _generated() -> Any:

@@ -7,9 +7,8 @@ import os
 import queue
 import signal
 import threading
-from collections.abc import Callable, Sequence
-from contextlib import suppress
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from multiprocessing.connection import Connection, wait
 from pickle import UnpicklingError
 from typing import Any
@@ -68,11 +67,9 @@ class Local:
     def _start(self, number: int) -> None:
         self.pipes[number], theirs = self.context.Pipe()
         self.at_work[number] = {}
-        place = self.place
-        if place.device == "cuda":  # one GPU after the other
-            place = replace(place, device=f"cuda:{number % max(1, torch.cuda.device_count())}")
-        self.processes[number] = self.context.Process(target=_main, args=(place, theirs), daemon=True)
-        self.processes[number].start()
+        self.processes[number] = self.context.Process(target=_main, args=(self.place, theirs), daemon=True)
+        with _seeing(number) if self.place.device == "cuda" else nullcontext():
+            self.processes[number].start()
         theirs.close()  # so that ours ends with the process
 
     def _hand_out(self, waiting: list[Job]) -> None:
@@ -108,6 +105,19 @@ class Local:
                 message = f"trial {key}: its process died {ATTEMPTS} times (exit {process.exitcode})"
                 self.failures.append(message)
         self._start(number)
+
+
+@contextmanager
+def _seeing(number: int) -> Iterator[None]:
+    """A process that begins inside sees one GPU, the next process the next one; some programs take all."""
+    before = os.environ.get("CUDA_VISIBLE_DEVICES")
+    known = before.split(",") if before else [str(i) for i in range(max(1, torch.cuda.device_count()))]
+    os.environ["CUDA_VISIBLE_DEVICES"] = known[number % len(known)]
+    try:
+        yield
+    finally:
+        os.environ.pop("CUDA_VISIBLE_DEVICES")
+        os.environ |= {} if before is None else {"CUDA_VISIBLE_DEVICES": before}
 
 
 def _main(place: Place, pipe: Connection) -> None:

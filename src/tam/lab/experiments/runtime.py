@@ -67,7 +67,7 @@ EXPERIMENT = Experiment(
         "paper": (study(8, 512), study(32, 512), study(8, 128)),
         "fair": (study(8, 512),),
         "quick": (study(8, 512, rounds=3),),
-        "smoke": (replace(study(2, 16, "tiny", rounds=2), seeds=(0, 1), paper={}, small=True),),
+        "smoke": (replace(study(2, 16, "tiny-bert", rounds=2), seeds=(0, 1), paper={}, small=True),),
     },
     CHOICES,
     (Curve("own", "Time of a step", "ms", by="round"), Curve("ratio", "To AdamW", "ratio", by="round")),

@@ -6,58 +6,51 @@ noted beside the results.
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import json
+import os
+import shutil
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from tam.lab.data import text
-from tam.lab.store import LabError, write_whole
+from tam.lab.store import LabError, digest_of_folder, locked, write_whole
 
 NOTED = "models.json"
 
 
 def transformers() -> Any:
-    """The package, without its types, which change from version to version."""
+    """The package, without its types, which change from version to version, and without its bars."""
     try:
-        return importlib.import_module("transformers")
+        package = importlib.import_module("transformers")
     except ImportError as error:
-        raise LabError(
-            "language models need transformers: pip install 'torque-aware-momentum[llm]'"
-        ) from error
+        raise LabError("language models need a package: pip install 'torque-aware-momentum[llm]'") from error
+    package.utils.logging.disable_progress_bar()
+    package.utils.logging.set_verbosity_error()
+    return package
 
 
 def note(given: str, root: Path) -> str:
-    """The name of a model given as NAME=FOLDER, or by a name alone; it is there, and has a tokenizer."""
-    name, _, folder = given.partition("=")
-    if not folder:
+    """The name of a model given as NAME=FOLDER, as a folder, or by a name on the hub; it can be loaded."""
+    name, _, folder = given.partition("=") if "=" in given else (Path(given).resolve().name, "", given)
+    path = Path(folder).resolve()
+    if "=" not in given and not path.is_dir() and not given.startswith((".", "/")):
         load_tokenizer(given)
         return given
-    path = Path(folder).resolve()
-    if not path.is_dir():
-        raise LabError(f"the model {name}: {path} is no folder")
+    if not path.is_dir() or not name:
+        raise LabError(f"--model {given}: {path} is no folder" if name else f"--model {given}: which name?")
+    if not any(path.glob("*.safetensors")) and not any(path.glob("*.bin")):
+        raise LabError(f"the folder {path} has no weights (*.safetensors, *.bin)")
     load_tokenizer(str(path))
-    known = f"{name}#{_digest(path)}"
-    noted = _noted(root) | {known: str(path)}
+    known = f"{name}#{digest_of_folder(path)[:12]}"
     root.mkdir(parents=True, exist_ok=True)
-    write_whole(root / NOTED, json.dumps(noted, indent=1).encode() + b"\n")
+    with locked(root):  # another run may note one, too
+        noted = _noted(root) | {known: str(path)}
+        write_whole(root / NOTED, json.dumps(noted, indent=1).encode() + b"\n")
     return known
-
-
-def _digest(folder: Path) -> str:
-    """Of its weights, settings and tokenizer."""
-    found = hashlib.sha256()
-    files = [
-        path for path in sorted(folder.iterdir()) if path.suffix in (".json", ".txt", ".safetensors", ".bin")
-    ]
-    if not any(path.suffix in (".safetensors", ".bin") for path in files):
-        raise LabError(f"the folder {folder} has no weights (*.safetensors, *.bin)")
-    for path in files:
-        found.update(path.name.encode() + hashlib.sha256(path.read_bytes()).digest())
-    return found.hexdigest()[:12]
 
 
 def _noted(root: Path) -> dict[str, str]:
@@ -73,16 +66,21 @@ def where(name: str | None, root: Path) -> str:
     """What transformers loads it by."""
     if name is None:
         raise LabError("which model? Give --model NAME=FOLDER, or a name on Hugging Face's hub")
-    if name == "tiny":
-        return str(make_tiny(root / "tiny"))
+    if name == "tiny-bert":
+        return str(make_tiny(root / "tiny-bert"))
     if "#" not in name:
         return name
-    path = _noted(root).get(name)
+    path, given = _noted(root).get(name), f"--model {name.split('#')[0]}=FOLDER"
     if path is None or not Path(path).is_dir():
-        raise LabError(
-            f"the model {name} is not known here: give it with --model {name.split('#')[0]}=FOLDER"
-        )
+        raise LabError(f"the model {name} is not known here: give it with {given}")
+    if _digest(path) != name.rpartition("#")[2]:
+        raise LabError(f"{path} is no longer the model {name}: give it with {given}")
     return path
+
+
+@cache
+def _digest(path: str) -> str:
+    return digest_of_folder(Path(path))[:12]
 
 
 def load_tokenizer(where_it_is: str) -> Any:
@@ -103,11 +101,25 @@ def load_tokenizer(where_it_is: str) -> Any:
     return tokenizer
 
 
+def positions(config: Any) -> int:
+    """How many tokens a network can tell apart by their place; RoBERTa's kind leaves out the first ones."""
+    offset = (
+        config.pad_token_id + 1 if "roberta" in config.model_type or config.model_type == "camembert" else 0
+    )
+    return int(config.max_position_embeddings) - offset
+
+
+def check_block(where_it_is: str, block: int) -> None:
+    """Raises where the network is not there, or has not as many positions as a block has tokens."""
+    load_tokenizer(where_it_is)
+    found = positions(transformers().AutoConfig.from_pretrained(where_it_is))
+    if block > found:
+        raise LabError(f"the model {where_it_is} has {found} positions: a block of {block} is too long")
+
+
 def load_model(where_it_is: str, seed: int) -> Any:
     """The network with its masked-LM head; one that is missing begins tied and new, drawn from the seed."""
     package = transformers()
-    package.utils.logging.disable_progress_bar()
-    package.utils.logging.set_verbosity_error()
     torch.manual_seed(seed)
     try:
         return package.AutoModelForMaskedLM.from_pretrained(where_it_is, dtype=torch.float32)
@@ -117,7 +129,7 @@ def load_model(where_it_is: str, seed: int) -> Any:
 
 def make_tiny(folder: Path) -> Path:
     """A random BERT of two layers and its tokenizer, for the generated text."""
-    if (folder / "config.json").exists():
+    if folder.exists():
         return folder
     package = transformers()
     from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
@@ -140,7 +152,11 @@ def make_tiny(folder: Path) -> Path:
     with torch.random.fork_rng():
         torch.manual_seed(0)
         model = package.BertForMaskedLM(config)
-    folder.mkdir(parents=True, exist_ok=True)
-    tokenizer.save_pretrained(folder)
-    model.save_pretrained(folder)  # its config.json is what tells that all is there
+    part = folder.with_name(f".{folder.name}.{os.getpid()}.part")
+    tokenizer.save_pretrained(part)
+    model.save_pretrained(part)
+    try:
+        part.rename(folder)
+    except OSError:  # another process was faster
+        shutil.rmtree(part)
     return folder
