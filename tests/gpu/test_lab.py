@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from tam.lab import connectivity, continual, graph, images, online
+from tam.lab import connectivity, continual, graph, images, llm, online, runtime
 from tam.lab.engines.work import Event, Job, Place, work
 from tam.lab.store import TrialFolder
 
@@ -183,3 +183,41 @@ def test_a_graph_network(tmp_path: Path) -> None:
     ours, theirs = on_both(graph.run, one, tmp_path)
     for mine, other in zip(ours.metrics(), theirs.metrics(), strict=True):
         assert mine["loss"] == pytest.approx(other["loss"], rel=0.01)
+
+
+def test_fine_tuning_and_going_on_from_a_checkpoint(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    given = {
+        "model": "tiny-bert",
+        "data": "generated",
+        "block": 32,
+        "batch": 8,
+        "lr": 1e-3,
+        "seed": 0,
+        "epochs": 3,
+    }
+    one = llm.config_of(**given, optimizer="adatamw", options={"weight_decay": 0.0}, test=True)
+    ours, theirs = on_both(llm.run, one, tmp_path)
+    for mine, other in zip(ours.metrics(), theirs.metrics(), strict=True):
+        assert mine["loss"] == pytest.approx(other["loss"], rel=0.05)  # dropout's draws differ
+        assert mine["perplexity"] == pytest.approx(other["perplexity"], rel=0.1)
+    folder = TrialFolder(tmp_path / "parts", one)
+    with folder.at_work():
+        steps = llm.run(one, folder, tmp_path, CUDA, 0.0)
+        for _ in itertools.islice(steps, 30):
+            pass
+        steps.close()  # type: ignore[attr-defined]
+        for _ in llm.run(one, folder, tmp_path, CUDA, 0.0):
+            pass
+    assert [row["epoch"] for row in folder.metrics()] == [1, 2, 3]
+    for mine, other in zip(folder.metrics(), ours.metrics(), strict=True):
+        assert mine["loss"] == pytest.approx(other["loss"], rel=0.01)
+    assert len(torch.load(folder.path / "alignment.pt", weights_only=True)) == 69
+
+
+def test_a_step_is_timed(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    given = {"model": "tiny-bert", "lr": 1e-5, "seed": 0, "epochs": 2, "batch": 2, "length": 16}
+    one = runtime.config_of(**given, optimizer="adatamw", options={"weight_decay": 0.0})
+    ours, _ = on_both(runtime.run, one, tmp_path)
+    assert ours.result is not None and ours.result["tokens_per_second"] > 0

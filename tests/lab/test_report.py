@@ -117,4 +117,4 @@ def test_an_experiment_without_results_has_a_report(tmp_path: Path) -> None:
     experiment = Experiment("images", "", lambda *_: iter(()), config_of, {"paper": (study,)}, {}, ())
     group = Group([Plan(experiment, study, tmp_path, "paper")], (study,))
     assert "| TAM |  | 0 of 2 | not run |" in report.markdown([group])
-    assert "nothing was run" in report.html([group])
+    assert "no trial of the comparison was run" in report.html([group])
