@@ -104,6 +104,26 @@ def test_copies_differ_in_their_batches_alone(tmp_path: Path) -> None:
     assert all(torch.equal(order.sort().values, orders[0].sort().values) for order in orders)
 
 
+@pytest.mark.parametrize("optimizer", ["sgdm", "tam"])
+def test_a_copy_learns_what_it_learns_without_the_other(optimizer: str, tmp_path: Path) -> None:
+    """They share nothing but where they begin: their momenta are two."""
+    folder = pair(tmp_path, optimizer=optimizer)
+    given = run_config(schedule="constant", epochs=5, optimizer=optimizer)
+    alone = []
+    for order in connectivity.COPIES:
+        training, epochs = images.Training(images.Config(**given), tmp_path, CPU, None), []
+        for epoch in range(5):
+            if epoch == 2:
+                training.draws.config = images.Config(**{**given, "order": order})
+            training.begin(epoch)
+            for _ in range(training.steps):
+                training.step()
+            epochs.append(float(training.seen[:, 0].double().mean()))
+        alone.append(epochs[2:])
+    expected = [sum(both) / 2 for both in zip(*alone, strict=True)]
+    assert [row["loss"] for row in folder.metrics()] == pytest.approx(expected, rel=1e-6)
+
+
 def test_killed_copies_end_with_the_same_bits(tmp_path: Path) -> None:
     whole = outcome(pair(tmp_path / "whole", schedule="tail"))
     pair(tmp_path / "parts", 18, schedule="tail")  # 10 steps up to there, and in the second epoch from there

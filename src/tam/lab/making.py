@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import io
 import pickle
 from pathlib import Path
@@ -78,9 +79,12 @@ def make_optimizer(
 
 
 def load_optimizer(optimizer: Optimizer, state: dict[str, Any]) -> None:
-    """Loads a checkpoint's state; what belongs to the device, and the lr a graph reads, stay as they are."""
+    """Loads a copy of a checkpoint's state; what belongs to the device, and the lr a graph reads, stay.
+
+    torch's optimizers take the tensors they are given as their own: two that load one state would share it.
+    """
     keys = ("lr",) if isinstance(optimizer, Warmup) else OF_THE_DEVICE
     own = [{k: group[k] for k in keys if k in group} for group in optimizer.param_groups]
-    optimizer.load_state_dict(state)
+    optimizer.load_state_dict(copy.deepcopy(state))
     for group, kept in zip(optimizer.param_groups, own, strict=True):
         group |= kept

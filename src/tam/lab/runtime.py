@@ -70,7 +70,8 @@ def make_model(shape: str, device: torch.device) -> Any:
     """A BERT of this shape with random weights."""
     package = transformers()
     torch.manual_seed(0)
-    return package.BertForMaskedLM(package.BertConfig(**SHAPES[shape])).to(device).train()
+    with device:  # drawing 335 million weights on a CPU takes longer than all rounds
+        return package.BertForMaskedLM(package.BertConfig(**SHAPES[shape])).to(device).train()
 
 
 def fused_adamw(model: Any) -> Optimizer:

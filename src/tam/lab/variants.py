@@ -41,7 +41,7 @@ def gain(optimizer: str, options: Mapping[str, Any]) -> float:
 
 
 OF_TAM = ("grouped", "decay_in_cosine", "sgdm_from", "buffers")  # settings that mean nothing to others
-NOT_A_CONTROLS = ("keep_at",)  # what nobody begins from need not be kept
+NOT_A_CONTROLS = ("keep_at",)  # nobody begins from a run with a d that is not its own
 
 
 def controls(arm: Arm) -> tuple[Arm, ...]:
@@ -51,7 +51,7 @@ def controls(arm: Arm) -> tuple[Arm, ...]:
     options = {k: v for k, v in arm.options.items() if k in known}
     ratio = gain(arm.optimizer, arm.options) / gain(other.name, options)
     own = {k: v for k, v in arm.settings.items() if k not in NOT_A_CONTROLS}
-    settings = {k: v for k, v in own.items() if k not in OF_TAM}
+    settings = {k: v for k, v in arm.settings.items() if k not in OF_TAM}
     found = [
         Arm(f"{other.title} at {arm.name}'s effective lr", other.name, (), options, settings,
             control_of=arm.name, lr_ratio=ratio)

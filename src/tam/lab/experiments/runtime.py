@@ -23,7 +23,7 @@ MINUTES = {3: (19.75, 17.58), 5: (32.00, 28.67), 10: (63.83, 57.00)}  # of AdaTA
 NO_DECAY: dict[str, Any] = {"weight_decay": 0.0}
 
 
-def study(batch: int, length: int, model: str = "BERT-large", rounds: int = 9) -> Study:
+def study(batch: int, length: int, model: str = "BERT-large", rounds: int = 7) -> Study:
     ratios = [with_tam / without for with_tam, without in MINUTES.values()]
     return Study(
         f"{batch}x{length}",

@@ -196,7 +196,10 @@ EXPERIMENT = Experiment(
         "fair": (fair(),),
         "quick": tuple(
             replace(one, choices={**one.choices, "images": "10,000 of the 40,000 to train on."})
-            for one in (study(0.2, (25, 50), **QUARTER), copies("tail", QUARTER["keep_at"], **QUARTER))
+            for one in (
+                *(study(lr, (25, 50), **QUARTER) for lr in (0.1, 0.2)),
+                copies("tail", QUARTER["keep_at"], **QUARTER),
+            )
         ),
         "smoke": tuple(
             replace(one, seeds=(0, 1), choices=variants.SMALL, small=True)
