@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import tam
-from tam.lab import llm
+from tam.lab import llm, tokens
 from tam.lab.data import DataError, text
 from tam.lab.models import language
 from tam.lab.runner import Selection, plans, run
@@ -47,23 +47,24 @@ def train(root: Path, one: dict[str, Any], steps: int | None = None, save_every:
 def test_a_trial_is_a_plain_training(optimizer: str, tmp_path: Path) -> None:
     """Order, masks, dropout, clipping and the linear decay, all written out."""
     folder = train(tmp_path, config(optimizer=optimizer, seed=3))
-    settings = llm.Config(**folder.config)
     tokenizer = language.load_tokenizer(language.where("tiny-bert", tmp_path))
-    blocks = llm.tokenized(settings, tokenizer, tmp_path, tmp_path)["train"]
+    blocks = tokens.tokenized("generated", tokenizer, 32, 8, tmp_path, tmp_path)["train"]
     model = language.load_model(language.where("tiny-bert", tmp_path), 3).train()
     made: Any = {"adamw": torch.optim.AdamW, "adatamw": tam.AdaTAMW}[optimizer]
     own = made(model.parameters(), lr=1e-3, weight_decay=0.0)
-    masks, steps = llm.Masks(tokenizer), len(blocks) // 8
+    masks, steps = tokens.Masks(tokenizer), len(blocks) // 8
     for epoch in range(2):
         order = torch.randperm(len(blocks), generator=torch.Generator().manual_seed(3 * 100003 + epoch))
         losses = []
         for k in range(steps):
             step = epoch * steps + k
             rows = [
-                llm.Row(blocks.ids[i], blocks.special[i], llm.drawn_from(3, 8 * step + lane, llm.MASKS))
+                tokens.Row(
+                    blocks.ids[i], blocks.special[i], tokens.drawn_from(3, 8 * step + lane, tokens.MASKS)
+                )
                 for lane, i in enumerate(order[8 * k : 8 * k + 8])
             ]
-            torch.manual_seed(llm.drawn_from(3, step * 1009, llm.DROPOUT))
+            torch.manual_seed(tokens.drawn_from(3, step * 1009, tokens.DROPOUT))
             loss = model(**masks(rows)).loss
             own.zero_grad()
             loss.backward()
@@ -130,7 +131,7 @@ def test_a_run_that_diverges_ends_with_that(tmp_path: Path) -> None:
 KILLED = """
 import os, sys, torch
 from pathlib import Path
-from tam.lab import llm
+from tam.lab import llm, tokens
 from tam.lab.store import TrialFolder
 from tests.lab.test_llm import config
 place, root = sys.argv[1], Path(sys.argv[2])
@@ -173,50 +174,6 @@ def test_without_epochs_the_network_is_measured_as_it_is(tmp_path: Path) -> None
     kept = language.load_model(str(folder.path / "model"), 0)
     begun = language.load_model(language.where("tiny-bert", tmp_path), 0)
     assert all(torch.equal(p, q) for p, q in zip(kept.parameters(), begun.parameters(), strict=True))
-
-
-def test_masks(tmp_path: Path) -> None:
-    tokenizer = language.load_tokenizer(language.where("tiny-bert", tmp_path))
-    masks, rows = llm.Masks(tokenizer), 400
-    ids = torch.randint(10, len(tokenizer), (rows, 32), generator=torch.Generator().manual_seed(0))
-    special = torch.zeros(rows, 32, dtype=torch.bool)
-    special[:, 0] = True
-    given = [llm.Row(ids[i], special[i], 1000 + i) for i in range(rows)]
-    made, again = masks(given), [masks(given[i : i + 7]) for i in range(0, rows, 7)]
-    for key in made:  # of a row, whatever its company
-        assert torch.equal(made[key], torch.cat([some[key] for some in again]))
-    assert not torch.equal(masks([row._replace(draw=8) for row in given])["labels"], made["labels"])
-    chosen = made["labels"] != -100
-    assert not chosen[:, 0].any() and torch.equal(made["labels"][chosen], ids[chosen])
-    assert torch.equal(made["input_ids"][~chosen], ids[~chosen])
-    share = float(chosen[:, 1:].float().mean())
-    hidden = float((made["input_ids"][chosen] == tokenizer.mask_token_id).float().mean())
-    kept = float((made["input_ids"][chosen] == ids[chosen]).float().mean())
-    # 12,400 tokens, some 1,860 of them chosen: three standard deviations.
-    assert share == pytest.approx(0.15, abs=0.01)
-    assert hidden == pytest.approx(0.8, abs=0.03) and kept == pytest.approx(0.1 + 0.1 / 80, abs=0.03)
-
-
-def test_text_is_cut_into_blocks_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = llm.Config(**config())
-    tokenizer = language.load_tokenizer(language.where("tiny-bert", tmp_path))
-    blocks = llm.tokenized(settings, tokenizer, tmp_path, tmp_path)
-    lines = text.read("generated", tmp_path)["valid"]
-    plain = [token for line in lines for token in tokenizer(line)["input_ids"]]
-    assert blocks["valid"].ids.flatten().tolist() == plain[: len(plain) // 32 * 32]
-    cls = blocks["valid"].ids == tokenizer.cls_token_id
-    sep = blocks["valid"].ids == tokenizer.sep_token_id
-    assert torch.equal(blocks["valid"].special, cls | sep)
-    (kept,) = tmp_path.glob("tokens-*.pt")
-    again = llm.tokenized(settings, tokenizer, tmp_path, tmp_path)
-    assert torch.equal(again["train"].ids, blocks["train"].ids)
-    monkeypatch.setattr(text, "LINES", {"train": 300, "valid": 100, "test": 60})
-    other = llm.tokenized(settings, tokenizer, tmp_path, tmp_path)  # the same text, split otherwise
-    assert len(other["valid"]) > len(blocks["valid"])
-    monkeypatch.undo()
-    kept.write_bytes(b"half")
-    with pytest.raises(LabError, match="is damaged"):
-        llm.tokenized(settings, tokenizer, tmp_path, tmp_path)
 
 
 def test_hugging_faces_defaults_are_those_the_report_names() -> None:

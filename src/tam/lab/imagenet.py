@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
@@ -32,6 +31,7 @@ from tam.lab.data.imagenet import Folders, generate
 from tam.lab.images import normalise, result_of, row_of
 from tam.lab.making import make_optimizer
 from tam.lab.models import get_model
+from tam.lab.ranks import Ranks
 from tam.lab.store import LabError, TrialFolder
 from tam.lab.trial import Progress, resolved, told
 
@@ -78,23 +78,6 @@ def check(trial: dict[str, Any], data_folder: Path) -> None:
             Folders(data_folder, split, size=1)
 
 
-class Ranks:
-    """This process among those of a trial."""
-
-    def __init__(self) -> None:
-        self.many = dist.is_available() and dist.is_initialized()
-        self.rank, self.count = (dist.get_rank(), dist.get_world_size()) if self.many else (0, 1)
-
-    def share(self, x: Tensor) -> None:
-        if self.many:
-            dist.broadcast(x, 0)
-
-    def add(self, x: Tensor) -> Tensor:
-        if self.many:
-            dist.all_reduce(x)
-        return x
-
-
 class Training:
     """A network, its optimizer and the data, on this rank."""
 
@@ -110,7 +93,7 @@ class Training:
             raise LabError("imagenet: the folders of train and val are of different classes")
         torch.manual_seed(config.seed)
         self.model = get_model(config.model).make(len(self.train.classes)).to(device)
-        self.wrapped: nn.Module = DistributedDataParallel(self.model) if ranks.many else self.model
+        self.wrapped: nn.Module = DistributedDataParallel(self.model) if ranks.count > 1 else self.model
         self.optimizer = make_optimizer(config, self.model.parameters(), config.lr)
         self.given = None if given is None else given.to(device)
         self.taken = torch.zeros((), dtype=torch.int64, device=device)  # steps of the whole run
@@ -141,7 +124,7 @@ class Training:
     def metrics(self, epoch: int) -> dict[str, Any]:
         """Of the epoch just trained, over all ranks."""
         steps = int(self.sums[-1])
-        loss, norm, total = self.ranks.add(self.sums).tolist()
+        loss, norm, total = self.ranks.add(*self.sums)
         s = float(torch.stack(self.alignments[-steps:]).double().mean())  # the same on all ranks
         accuracy = _accuracy(self.model, self.validation, self.config, self.ranks, self.device)
         return row_of(epoch, self.config.learning_rate(epoch), loss / total, norm / total, s, accuracy)
@@ -164,7 +147,7 @@ def run(
     config: dict[str, Any], folder: TrialFolder, data_folder: Path, device: torch.device, save_every: float
 ) -> Iterator[Progress | None]:
     """Trains, from the last checkpoint where there is one; `save_every` is in seconds."""
-    settings, ranks = Config(**config), Ranks()
+    settings, ranks = Config(**config), Ranks(device)
     if settings.data == "generated":
         data_folder = generate(folder.path.parent.parent / "generated")
     training = Training(settings, ranks, data_folder, device, given_alignment(settings, folder))
@@ -184,8 +167,8 @@ def run(
         if not math.isfinite(metrics["loss"]):
             break
         now = time.monotonic()
-        due = ranks.add(torch.tensor(float(now - saved > save_every), device=device))  # all save, or none
-        if float(due) and epoch + 1 < settings.epochs:
+        due = ranks.add(float(now - saved > save_every))[0]  # all save, or none
+        if due and epoch + 1 < settings.epochs:
             folder.save(epoch + 1, {**training.state_dict(), "seconds": spent + now - begin})
             saved = now
     keep_alignment(folder, torch.stack(training.alignments).cpu())
@@ -232,4 +215,4 @@ def _accuracy(model: nn.Module, data: Folders, settings: Config, ranks: Ranks, d
         with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
             right += (model(images).argmax(1) == labels).sum()
     model.train()
-    return float(ranks.add(right)) * 100 / len(data)
+    return ranks.add(right)[0] * 100 / len(data)

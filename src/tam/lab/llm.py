@@ -9,19 +9,17 @@ from __future__ import annotations
 
 import importlib.util
 import io
-import json
 import math
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from tam import registry
 from tam.lab.damping import (
@@ -38,11 +36,10 @@ from tam.lab.handed import handed
 from tam.lab.making import make_optimizer
 from tam.lab.models import parameters
 from tam.lab.models.language import check_block, load_model, load_tokenizer, transformers, where
+from tam.lab.ranks import Ranks
 from tam.lab.store import LabError, TrialFolder, digest_of, write_whole
+from tam.lab.tokens import DROPOUT, IGNORED, MEASURED, Masks, Passes, Row, drawn_from, tokenized
 from tam.lab.trial import Progress, resolved, told
-
-MASKED = 0.15  # of the tokens; of these 8 in 10 become [MASK], 1 another token, 1 stays
-IGNORED = -100  # the label of a token that is not to be predicted
 
 
 @dataclass(frozen=True)
@@ -84,145 +81,26 @@ def check(trial: dict[str, Any], data_folder: Path) -> None:
     tasks.check(config.tasks, data_folder)
 
 
-# ---------------------------------------------------------------------- text
-
-
-@dataclass(frozen=True)
-class Blocks:
-    """Text as tokens in blocks of one length."""
-
-    ids: Tensor  # [blocks, length]
-    special: Tensor  # whether the tokenizer has put it there
-
-    def __len__(self) -> int:
-        return len(self.ids)
-
-
-def tokenized(config: Config, tokenizer: Any, root: Path, data_folder: Path) -> dict[str, Blocks]:
-    """Each part's lines, tokenised and put end to end; what does not fill a block at the end is left out."""
-    lines = text.read(config.data, data_folder)
-    kept = root / f"tokens-{digest_of(json.dumps([tokenizer.backend_tokenizer.to_str(), lines]).encode())}.pt"
-    found = _kept(kept)
-    if found is None:
-        found = {part: _tokens(tokenizer, some) for part, some in lines.items()}
-        buffer = io.BytesIO()
-        torch.save(found, buffer)
-        write_whole(kept, buffer.getvalue())
-    blocks = {}
-    for name, both in found.items():
-        count = both.shape[1] // config.block
-        if count < config.batch:
-            tokens = f"{config.data}, {name}: {both.shape[1]} tokens"
-            raise LabError(f"{tokens} make no {config.batch} blocks of {config.block}")
-        rows = both[:, : count * config.block].view(2, count, config.block)
-        blocks[name] = Blocks(rows[0].long(), rows[1].bool())
-    return blocks
-
-
-def _kept(path: Path) -> dict[str, Tensor] | None:
-    try:
-        return dict(torch.load(path, weights_only=True))
-    except FileNotFoundError:
-        return None
-    except Exception as error:  # torch raises whatever its reader meets
-        raise LabError(f"{path} is damaged: remove it, and it is made again") from error
-
-
-def _tokens(tokenizer: Any, lines: Sequence[str]) -> Tensor:
-    """[2, tokens]: which they are, and whether they are the tokenizer's own."""
-    found = tokenizer(list(lines), return_special_tokens_mask=True, truncation=False, verbose=False)
-    columns = (found["input_ids"], found["special_tokens_mask"])
-    return torch.tensor([[i for row in rows for i in row] for rows in columns], dtype=torch.int32)
-
-
-class Row(NamedTuple):
-    """A block, and the number its masks are drawn from."""
-
-    ids: Tensor
-    special: Tensor
-    draw: int
-
-
-class Passes(Dataset[Row]):
-    """All epochs as one sequence of blocks, batch after batch; one that is not full is left out."""
-
-    def __init__(self, blocks: Blocks, config: Config) -> None:
-        self.blocks, self.seed = blocks, config.seed
-        self.length = len(blocks) // config.batch * config.batch  # of an epoch
-        self.count = config.epochs * self.length
-        self.orders: dict[int, Tensor] = {}
-
-    def __len__(self) -> int:
-        return self.count
-
-    def __getitem__(self, place: int) -> Row:
-        epoch, at = divmod(place, self.length)
-        if epoch not in self.orders:
-            generator = torch.Generator().manual_seed(self.seed * 100003 + epoch)
-            self.orders = {epoch: torch.randperm(len(self.blocks), generator=generator)}
-        row = self.orders[epoch][at]
-        return Row(self.blocks.ids[row], self.blocks.special[row], drawn_from(self.seed, place, MASKS))
-
-
-MASKS, DROPOUT, MEASURED = 1, 2, 3  # what numbers are drawn for: each has its own
-
-
-def drawn_from(seed: int, place: int, what: int) -> int:
-    """A number for a generator."""
-    return (what << 60) + (seed << 36) + place
-
-
-class Masks:
-    """Makes a batch: what of a row is masked is drawn from the row's number, whatever stands beside it."""
-
-    def __init__(self, tokenizer: Any) -> None:
-        self.mask, self.size = int(tokenizer.mask_token_id), len(tokenizer)
-
-    def __call__(self, rows: Sequence[Row]) -> dict[str, Tensor]:
-        made = [self._masked(row) for row in rows]
-        ids, labels = (torch.stack(column) for column in zip(*made, strict=True))
-        return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": labels}
-
-    def _masked(self, row: Row) -> tuple[Tensor, Tensor]:
-        generator = torch.Generator().manual_seed(row.draw)
-        chance, how = torch.rand(2, len(row.ids), generator=generator)
-        other = torch.randint(self.size, row.ids.shape, generator=generator)
-        chosen = (chance < MASKED) & ~row.special
-        shown = torch.where(how < 0.8, self.mask, torch.where(how < 0.9, other, row.ids))
-        return torch.where(chosen, shown, row.ids), torch.where(chosen, row.ids, IGNORED)
-
-
 # ---------------------------------------------------------------------- training
 
 
-class Ranks:
-    """The processes a trial runs on: one, or those of a torchrun job."""
-
-    def __init__(self, device: torch.device) -> None:
-        self.device, many = device, dist.is_initialized()
-        self.rank, self.count = (dist.get_rank(), dist.get_world_size()) if many else (0, 1)
-
-    def add(self, *values: float | Tensor) -> list[float]:
-        """The sums over all ranks."""
-        sums = torch.stack([torch.as_tensor(v, dtype=torch.float64, device=self.device) for v in values])
-        if self.count > 1:
-            dist.all_reduce(sums)
-        return list(map(float, sums))
-
-    def wait(self) -> None:
-        if self.count > 1:
-            dist.barrier()
-
-
 def arguments(config: Config, folder: Path, device: torch.device, steps: int, ranks: int) -> Any:
-    """Hugging Face's defaults but for what the lab does itself: evaluations, checkpoints, logs."""
+    """Hugging Face's defaults but for what the lab does itself: precision, evaluations, checkpoints, logs."""
     return transformers().TrainingArguments(
         output_dir=str(folder / "checkpoints"), max_steps=max(steps, 1), seed=config.seed,
         learning_rate=config.lr, per_device_train_batch_size=config.batch // ranks,
-        use_cpu=device.type == "cpu", bf16=device.type == "cuda", remove_unused_columns=False,
+        use_cpu=device.type == "cpu", remove_unused_columns=False,
         disable_tqdm=True, report_to=[], logging_strategy="no", save_strategy="no", eval_strategy="no",
         save_total_limit=2,
     )  # fmt: skip
+
+
+def loss_of(model: Any, batch: Mapping[str, Tensor]) -> Tensor:
+    """In bfloat16 on GPUs. The Trainer's own way would turn all logits into float32."""
+    device = batch["labels"].device.type
+    with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
+        found: Tensor = model(**batch).loss
+    return found
 
 
 class Watch:
@@ -276,7 +154,7 @@ class Training:
         found = where(config.model, root)
         self.tokenizer = load_tokenizer(found)
         check_block(found, config.block)
-        self.blocks = tokenized(config, self.tokenizer, root, data_folder)
+        self.blocks = tokenized(config.data, self.tokenizer, config.block, config.batch, root, data_folder)
         self.text = digest_of(self.blocks["train"].ids.numpy().tobytes())
         self.steps = len(self.blocks["train"]) // config.batch  # of an epoch
         self.masks = Masks(self.tokenizer)
@@ -294,6 +172,7 @@ class Training:
 
     def _make_trainer(self, device: torch.device) -> Any:
         package, watch, config = transformers(), self.watch, self.config
+        compute: Any = torch.compile(loss_of, dynamic=False) if device.type == "cuda" else loss_of
 
         class InOrder(package.Trainer):  # type: ignore[misc, name-defined]
             """Takes the blocks as they come, and keeps every step's loss."""
@@ -303,6 +182,9 @@ class Training:
                 return self.accelerator.prepare(
                     DataLoader(self.train_dataset, size, collate_fn=self.data_collator)
                 )
+
+            def compute_loss(self, model: Any, inputs: Any, *given: Any, **more: Any) -> Any:
+                return compute(model, inputs)
 
             def training_step(self, *given: Any, **more: Any) -> Any:
                 loss = super().training_step(*given, **more)
@@ -314,12 +196,11 @@ class Training:
             model=self.model,
             args=arguments(config, self.folder.path, device, steps, self.ranks.count),
             data_collator=self.masks,
-            train_dataset=Passes(self.blocks["train"], config),
+            train_dataset=Passes(self.blocks["train"], config.batch, config.epochs, config.seed),
             optimizers=(self.optimizer, None),
         )
         trainer.remove_callback(package.PrinterCallback)
-        # A masked-LM head takes the mean of its own batch; the Trainer would multiply it by the ranks.
-        trainer.model_accepts_loss_kwargs = False
+        trainer.model_accepts_loss_kwargs = False  # a masked-LM head takes the mean: nothing is to be counted
         if trainer.args.n_gpu > 1:
             raise LabError(
                 "the Trainer takes all GPUs it sees: start with CUDA_VISIBLE_DEVICES, or by torchrun"
@@ -368,8 +249,7 @@ class Training:
             )
             batch = {key: value.to(device) for key, value in batch.items()}
             tokens = (batch["labels"] != IGNORED).sum()
-            with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
-                loss = self.model(**batch).loss
+            loss = loss_of(self.model, batch)
             total += torch.where(tokens > 0, loss.double() * tokens, 0.0)
             count += tokens
         self.model.train()

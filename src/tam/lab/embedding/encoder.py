@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from tam.lab.embedding.files import key_of
-from tam.lab.models.language import positions
+from tam.lab.models.language import load_tokenizer, positions, transformers
 from tam.lab.store import LabError
 
 if TYPE_CHECKING:
@@ -25,24 +25,15 @@ Vectors = NDArray[np.float32]  # [n, d]
 
 def load(model: str, device: torch.device) -> tuple[PreTrainedModel, PreTrainedTokenizerBase]:
     """A transformer and its tokenizer, from a folder or by their name on the hub."""
+    package = transformers()
     try:
-        from transformers import AutoModel, AutoTokenizer
-    except ImportError as error:
-        raise LabError("encoders need a package: pip install transformers") from error
-    try:
-        network, report = AutoModel.from_pretrained(model, output_loading_info=True)
+        network, report = package.AutoModel.from_pretrained(model, output_loading_info=True)
     except Exception as error:  # of many kinds: no such folder, no network, another format
         raise LabError(f"model {model} cannot be loaded: {error}") from error
     # The pooler's result is not used, and masked-LM checkpoints have none.
     if missing := sorted(key for key in report["missing_keys"] if "pooler" not in key):
         raise LabError(f"model {model} has no weights for {missing[0]} ({len(missing)} are missing)")
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(model)
-    except Exception as error:
-        raise LabError(f"model {model} has no tokenizer that can be loaded: {error}") from error
-    if len(tokenizer) <= len(tokenizer.all_special_tokens):  # what transformers makes up where none is
-        raise LabError(f"model {model} has no tokenizer")
-    return network.to(device, torch.float32), tokenizer
+    return network.to(device, torch.float32), load_tokenizer(model, masks=False)
 
 
 @torch.inference_mode()

@@ -83,15 +83,15 @@ def _digest(path: str) -> str:
     return digest_of_folder(Path(path))[:12]
 
 
-def load_tokenizer(where_it_is: str) -> Any:
-    """The tokenizer; one that cannot mask is none."""
+def load_tokenizer(where_it_is: str, masks: bool = True) -> Any:
+    """The tokenizer; one that cannot mask is none, unless nothing is to be masked."""
     package = transformers()
     try:
         tokenizer = package.AutoTokenizer.from_pretrained(where_it_is)
         known = package.AutoConfig.from_pretrained(where_it_is).vocab_size
     except Exception as error:  # the hub's, the network's and the tokenizers' own
         raise LabError(f"the model {where_it_is} or its tokenizer cannot be loaded: {error}") from error
-    if tokenizer.mask_token is None or not tokenizer.is_fast:
+    if masks and (tokenizer.mask_token is None or not tokenizer.is_fast):
         raise LabError(f"the tokenizer of {where_it_is} has no mask token, or is a slow one")
     if not known / 2 < len(tokenizer) <= known:  # without its files transformers makes an empty one
         raise LabError(

@@ -1,0 +1,59 @@
+"""Text as tokens: blocks, and what of them is masked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from tam.lab import tokens
+from tam.lab.data import text
+from tam.lab.models import language
+from tam.lab.store import LabError
+
+pytest.importorskip("transformers")
+
+
+def test_masks(tmp_path: Path) -> None:
+    tokenizer = language.load_tokenizer(language.where("tiny-bert", tmp_path))
+    masks, rows = tokens.Masks(tokenizer), 400
+    ids = torch.randint(10, len(tokenizer), (rows, 32), generator=torch.Generator().manual_seed(0))
+    special = torch.zeros(rows, 32, dtype=torch.bool)
+    special[:, 0] = True
+    given = [tokens.Row(ids[i], special[i], 1000 + i) for i in range(rows)]
+    made, again = masks(given), [masks(given[i : i + 7]) for i in range(0, rows, 7)]
+    for key in made:  # of a row, whatever its company
+        assert torch.equal(made[key], torch.cat([some[key] for some in again]))
+    assert not torch.equal(masks([row._replace(draw=8) for row in given])["labels"], made["labels"])
+    chosen = made["labels"] != -100
+    assert not chosen[:, 0].any() and torch.equal(made["labels"][chosen], ids[chosen])
+    assert torch.equal(made["input_ids"][~chosen], ids[~chosen])
+    share = float(chosen[:, 1:].float().mean())
+    hidden = float((made["input_ids"][chosen] == tokenizer.mask_token_id).float().mean())
+    kept = float((made["input_ids"][chosen] == ids[chosen]).float().mean())
+    # 12,400 tokens, some 1,860 of them chosen: three standard deviations.
+    assert share == pytest.approx(0.15, abs=0.01)
+    assert hidden == pytest.approx(0.8, abs=0.03) and kept == pytest.approx(0.1 + 0.1 / 80, abs=0.03)
+
+
+def test_text_is_cut_into_blocks_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokenizer = language.load_tokenizer(language.where("tiny-bert", tmp_path))
+    given = ("generated", tokenizer, 32, 8, tmp_path, tmp_path)
+    blocks = tokens.tokenized(*given)
+    lines = text.read("generated", tmp_path)["valid"]
+    plain = [token for line in lines for token in tokenizer(line)["input_ids"]]
+    assert blocks["valid"].ids.flatten().tolist() == plain[: len(plain) // 32 * 32]
+    cls = blocks["valid"].ids == tokenizer.cls_token_id
+    sep = blocks["valid"].ids == tokenizer.sep_token_id
+    assert torch.equal(blocks["valid"].special, cls | sep)
+    (kept,) = tmp_path.glob("tokens-*.pt")
+    again = tokens.tokenized(*given)
+    assert torch.equal(again["train"].ids, blocks["train"].ids)
+    monkeypatch.setattr(text, "LINES", {"train": 300, "valid": 100, "test": 60})
+    other = tokens.tokenized(*given)  # the same text, split otherwise
+    assert len(other["valid"]) > len(blocks["valid"])
+    monkeypatch.undo()
+    kept.write_bytes(b"half")
+    with pytest.raises(LabError, match="is damaged"):
+        tokens.tokenized(*given)
