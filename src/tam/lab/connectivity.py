@@ -8,8 +8,7 @@ the largest rise of the loss on the straight line between their weights.
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
@@ -25,7 +24,7 @@ from tam.lab import images
 from tam.lab.images import Training, normalise, state_file
 from tam.lab.models import parameters
 from tam.lab.store import LabError, TrialFolder
-from tam.lab.trial import Progress, resolved, told
+from tam.lab.trial import Progress, by_epochs, resolved, told
 
 COPIES = (1, 2)  # the orders of their batches
 FOR_STATISTICS = (10, 500)  # batches of images over which batch norm is estimated anew
@@ -73,47 +72,62 @@ def run(
 ) -> Iterator[Progress | None]:
     """Trains the copies, from the last checkpoint where there is one, and measures the line between them."""
     settings = Config(**config)
-    copies = [Training(_copy(settings, order), data_folder, device, None) for order in COPIES]
-    found, spent, first = folder.load(device), 0.0, settings.at
-    if found is not None:
-        first, state = found
-        spent = float(state["seconds"])
-        for copy, own in zip(copies, state["copies"], strict=True):
-            copy.load_state_dict(own)
-    else:
-        yield from _begin(copies, settings, folder, data_folder, device)
-    begin = saved = time.monotonic()
-    loss = math.nan
-    for epoch in range(first, settings.epochs):
-        for copy in copies:
+    pair = Pair(settings, folder, data_folder, device)
+    seconds = yield from by_epochs(pair, folder, device, range(settings.at, settings.epochs), save_every)
+    one, last = pair.copies[0], folder.rows[-1]
+    result = {
+        **barriers(*pair.copies), "validation": last["validation"], "loss": last["loss"],
+        "diverged": not math.isfinite(last["loss"]), "epochs": len(folder.rows),
+        "parameters": parameters(one.model), "settings": resolved(settings, one.optimizer),
+    }  # fmt: skip
+    folder.finish(result, seconds, device)
+
+
+class Pair:
+    """Two copies of a run."""
+
+    def __init__(self, config: Config, folder: TrialFolder, data_folder: Path, device: torch.device) -> None:
+        self.config, self.root = config, folder.path.parent.parent
+        self.data_folder, self.device = data_folder, device
+        self.copies = [Training(_copy(config, order), data_folder, device, None) for order in COPIES]
+        self.begun = config.at == 0  # both are as they were made
+
+    def epoch(self, epoch: int) -> Generator[None, None, dict[str, Any]]:
+        if not self.begun:
+            yield from self._begin()
+        for copy in self.copies:
             copy.begin(epoch)
-        for _ in range(copies[0].steps):
-            for copy in copies:
+        for _ in range(self.copies[0].steps):
+            for copy in self.copies:
                 copy.step()
             yield None
-        accuracies = [float(copy.accuracy(*validation(copy))) for copy in copies]
-        loss = mean(float(copy.seen[:, 0].double().mean()) for copy in copies)
-        row = {
+        return {
             "epoch": epoch + 1,
-            "lr": settings.learning_rate(epoch),
-            "loss": loss,
-            "validation": mean(accuracies),
+            "lr": self.config.learning_rate(epoch),
+            "loss": mean(float(copy.seen[:, 0].double().mean()) for copy in self.copies),
+            "validation": mean(float(copy.accuracy(*validation(copy))) for copy in self.copies),
         }
-        folder.log(row)
-        yield Progress(epoch + 1, settings.epochs, row)
-        if not math.isfinite(loss):
-            break
-        now = time.monotonic()
-        if now - saved > save_every and epoch + 1 < settings.epochs:
-            states = [copy.state_dict() for copy in copies]
-            folder.save(epoch + 1, {"copies": states, "seconds": spent + now - begin})
-            saved = now
-    result = {
-        **barriers(copies[0], copies[1]), "validation": folder.rows[-1]["validation"], "loss": loss,
-        "diverged": not math.isfinite(loss), "epochs": len(folder.rows),
-        "parameters": parameters(copies[0].model), "settings": resolved(settings, copies[0].optimizer),
-    }  # fmt: skip
-    folder.finish(result, spent + time.monotonic() - begin, device)
+
+    def _begin(self) -> Iterator[None]:
+        """Both copies at the run's state: the one it has left, else one trained here."""
+        state = _left(self.config, self.root, self.device)
+        if state is None:
+            training = Training(self.config.trunk, self.data_folder, self.device, None)
+            for epoch in range(self.config.at):
+                training.begin(epoch)
+                for _ in range(training.steps):
+                    training.step()
+                    yield None
+            state = training.state_dict()
+        self.load_state_dict({"copies": [state, state]})
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"copies": [copy.state_dict() for copy in self.copies]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for copy, own in zip(self.copies, state["copies"], strict=True):
+            copy.load_state_dict(own)
+        self.begun = True
 
 
 def _copy(settings: Config, order: int) -> images.Config:
@@ -121,34 +135,19 @@ def _copy(settings: Config, order: int) -> images.Config:
     return images.Config(**{**given, "order": order, "test": False, "keep_at": ()})
 
 
-def _begin(
-    copies: Sequence[Training], settings: Config, folder: TrialFolder, data_folder: Path, device: torch.device
-) -> Iterator[None]:
-    """Both copies at the run's state: the one it has left, else one trained here."""
-    if settings.at == 0:
-        return  # both are as they were made
-    root = folder.path.parent.parent
+def _left(settings: Config, root: Path, device: torch.device) -> dict[str, Any] | None:
+    """The state a run has left where the copies begin, if there is one."""
     for test in (True, False):  # a run that was compared, or one that was not
         trunk = TrialFolder(root, told(replace(settings.trunk, test=test)))
         path = trunk.path / state_file(settings.at)
         if path.exists():
             try:
-                state = torch.load(path, map_location=device, weights_only=True)
+                return dict(torch.load(path, map_location=device, weights_only=True))
             except Exception as error:  # torch raises whatever its reader meets
                 raise LabError(
                     f"{path} is damaged: remove it, and copies train up to there themselves"
                 ) from error
-            break
-    else:
-        training = Training(settings.trunk, data_folder, device, None)
-        for epoch in range(settings.at):
-            training.begin(epoch)
-            for _ in range(training.steps):
-                training.step()
-                yield None
-        state = training.state_dict()
-    for copy in copies:
-        copy.load_state_dict(state)
+    return None
 
 
 def validation(training: Training) -> tuple[Tensor, Tensor]:

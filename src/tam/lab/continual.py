@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import copy
 import math
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -35,7 +34,7 @@ from tam.lab.images import normalise, padding, prepare
 from tam.lab.making import load_optimizer, make_network, make_optimizer
 from tam.lab.models import get_model, parameters
 from tam.lab.store import LabError, TrialFolder
-from tam.lab.trial import Progress, resolved, told
+from tam.lab.trial import Progress, by_epochs, resolved, told
 
 TEMPERATURE = 2.0  # at which answers are compared
 
@@ -132,6 +131,8 @@ class Learner:
         self.seen = torch.zeros(self.steps * config.passes, 2, device=device)  # loss and s of an experience
         self.row = torch.zeros(1, dtype=torch.int64, device=device)
         self.step = Graphed(self._step, device)
+        self.alignments: list[Tensor] = []  # by experience
+        self.parts = self.stream.test if config.test else self.stream.validation
 
     def begin(self, experience: int) -> None:
         """What the network knows now is what it is not to forget."""
@@ -179,6 +180,22 @@ class Learner:
             self.position += self.config.batch
             self.taken += 1
 
+    def epoch(self, experience: int) -> Generator[None, None, dict[str, Any]]:
+        """Learns an experience, and is tested on all."""
+        self.begin(experience)
+        for number in range(self.config.passes):
+            self.draw(experience, number)
+            for _ in range(self.steps):
+                self.step()
+                yield None
+        seen = self.seen.to("cpu", copy=True)
+        self.alignments.append(seen[:, 1])
+        accuracies = [self.accuracy(part) for part in self.parts[: self.config.epochs]]
+        loss, s = seen.double().mean(0).tolist()
+        row: dict[str, Any] = {"epoch": experience + 1, "loss": loss, "accuracies": accuracies}
+        row["average"] = mean(accuracies[: experience + 1])  # of the experiences so far
+        return row if math.isnan(s) else {**row, "alignment": s}
+
     @torch.no_grad()
     def accuracy(self, indices: Tensor) -> float:
         """In percent."""
@@ -194,12 +211,14 @@ class Learner:
     def state_dict(self) -> dict[str, Any]:
         return {
             "model": self.model.state_dict(), "optimizer": self.optimizer.state_dict(), "taken": self.taken,
+            "alignments": torch.cat(self.alignments),
         }  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.model.load_state_dict(state["model"])
         load_optimizer(self.optimizer, state["optimizer"])
         self.taken.copy_(state["taken"])
+        self.alignments = [state["alignments"].cpu()]
 
 
 def average_accuracy(matrix: Sequence[Sequence[float]]) -> float:
@@ -226,39 +245,9 @@ def run(
     settings = Config(**config)
     learner = Learner(settings, data_folder, device, given_alignment(settings, folder))
     check_length(learner.given, learner.steps * settings.passes * settings.epochs)
-    parts = learner.stream.test if settings.test else learner.stream.validation
-    found, spent, first, alignments = folder.load(device), 0.0, 0, []
-    if found is not None:
-        first, state = found
-        learner.load_state_dict(state["learner"])
-        spent, alignments = float(state["seconds"]), [state["alignments"].cpu()]
-    begin = saved = time.monotonic()
-    for experience in range(first, settings.epochs):
-        learner.begin(experience)
-        for number in range(settings.passes):
-            learner.draw(experience, number)
-            for _ in range(learner.steps):
-                learner.step()
-                yield None
-        seen = learner.seen.to("cpu", copy=True)
-        alignments.append(seen[:, 1])
-        accuracies = [learner.accuracy(part) for part in parts[: settings.epochs]]
-        loss = float(seen[:, 0].double().mean())
-        row: dict[str, Any] = {"epoch": experience + 1, "loss": loss, "accuracies": accuracies}
-        row["average"] = mean(accuracies[: experience + 1])  # of the experiences so far
-        if not bool(seen[:, 1].isnan().any()):
-            row["alignment"] = float(seen[:, 1].double().mean())
-        folder.log(row)
-        yield Progress(experience + 1, settings.epochs, row)
-        if not math.isfinite(loss):
-            break
-        now = time.monotonic()
-        if now - saved > save_every and experience + 1 < settings.epochs:
-            kept = {"learner": learner.state_dict(), "alignments": torch.cat(alignments)}
-            folder.save(experience + 1, {**kept, "seconds": spent + now - begin})
-            saved = now
-    keep_alignment(folder, torch.cat(alignments))
-    folder.finish(_result(settings, folder, learner), spent + time.monotonic() - begin, device)
+    seconds = yield from by_epochs(learner, folder, device, range(settings.epochs), save_every)
+    keep_alignment(folder, torch.cat(learner.alignments))
+    folder.finish(_result(settings, folder, learner), seconds, device)
 
 
 def _result(settings: Config, folder: TrialFolder, learner: Learner) -> dict[str, Any]:

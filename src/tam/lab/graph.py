@@ -10,8 +10,7 @@ from __future__ import annotations
 import importlib.util
 import io
 import math
-import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -34,7 +33,7 @@ from tam.lab.data import files, find, movielens
 from tam.lab.making import make_optimizer
 from tam.lab.models import parameters
 from tam.lab.store import LabError, TrialFolder, digest_of, write_whole
-from tam.lab.trial import Progress, resolved, told
+from tam.lab.trial import Progress, by_epochs, resolved, told
 
 EDGES = (("user", "rates", "movie"), ("movie", "rated_by", "user"))
 LEAST, MOST = 0.0, 5.0  # predictions are clamped to, when they are scored
@@ -230,6 +229,8 @@ class Training:
             self.optimizer = tam.Warmup(first, self._adam, config.switch)
         self.taken = torch.zeros((), dtype=torch.int64, device=device)
         self.alignments: list[float] = []
+        self.nodes: dict[str, Tensor] | None = None  # what the encoder says, with the graph to learn from it
+        self.best, self.weights = math.inf, self.network.state_dict()  # the least validation error, and whose
 
     def _adam(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
         return torch.optim.Adam(groups, lr=self.config.adam_lr)
@@ -266,10 +267,23 @@ class Training:
         self.taken += 1
         return float(loss.detach()), float(norm)
 
+    def epoch(self, epoch: int) -> Generator[None, None, dict[str, Any]]:
+        """A step. What the encoder says after it serves to validate, and to learn from in the next one."""
+        loss, norm = self.step(self.network(self.graph) if self.nodes is None else self.nodes)
+        self.nodes = self.network(self.graph)
+        rmse = self.rmse(self.nodes, 1)
+        if rmse < self.best:
+            self.best = rmse
+            self.weights = {k: v.clone() for k, v in self.network.state_dict().items()}
+        row = {"epoch": epoch + 1, "loss": loss, "grad_norm": norm, "rmse": rmse, "best": self.best}
+        yield None
+        return {**row, "alignment": self.alignments[-1]} if len(self.alignments) == epoch + 1 else row
+
     def state_dict(self) -> dict[str, Any]:
         return {
             "network": self.network.state_dict(), "optimizer": self.optimizer.state_dict(),
             "taken": self.taken, "alignments": torch.tensor(self.alignments, dtype=torch.float64),
+            "best": self.best, "weights": self.weights,
         }  # fmt: skip
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -277,6 +291,7 @@ class Training:
         self.optimizer.load_state_dict(state["optimizer"])
         self.taken.copy_(state["taken"])
         self.alignments = state["alignments"].tolist()
+        self.best, self.weights = float(state["best"]), state["weights"]
 
 
 def run(
@@ -286,52 +301,23 @@ def run(
     device: torch.device,
     save_every: float = 60.0,
 ) -> Iterator[Progress | None]:
-    """Trains, from the last checkpoint where there is one.
-
-    What the encoder says before an epoch's step is what it has learned in the epoch before: one pass serves
-    to validate the one and to train the other.
-    """
+    """Trains, from the last checkpoint where there is one."""
     settings = Config(**config)
     training = Training(settings, folder, data_folder, device)
-    found, spent, first = folder.load(device), 0.0, 0
-    best, weights = math.inf, training.network.state_dict()
-    if found is not None:
-        first, state = found
-        training.load_state_dict(state["training"])
-        best, weights, spent = float(state["best"]), state["weights"], float(state["seconds"])
-    begin = saved = time.monotonic()
-    loss = norm = math.nan
-    nodes = training.network(training.graph)
-    for epoch in range(first, settings.epochs):
-        loss, norm = training.step(nodes)
-        nodes = training.network(training.graph)
-        rmse = training.rmse(nodes, 1)
-        if rmse < best:
-            best, weights = rmse, {k: v.clone() for k, v in training.network.state_dict().items()}
-        row = {"epoch": epoch + 1, "loss": loss, "grad_norm": norm, "rmse": rmse, "best": best}
-        if len(training.alignments) == epoch + 1:
-            row["alignment"] = training.alignments[-1]
-        folder.log(row)
-        yield Progress(epoch + 1, settings.epochs, row)
-        if not math.isfinite(loss):
-            break
-        now = time.monotonic()
-        if now - saved > save_every and epoch + 1 < settings.epochs:
-            state = {"training": training.state_dict(), "weights": weights, "best": best}
-            folder.save(epoch + 1, {**state, "seconds": spent + now - begin})
-            saved = now
+    seconds = yield from by_epochs(training, folder, device, range(settings.epochs), save_every)
     if training.alignments and settings.switch in (None, len(training.alignments)):
         keep_alignment(folder, torch.tensor(training.alignments, dtype=torch.float64))
+    last = folder.rows[-1]
     result = {
-        "rmse": best, "last": folder.rows[-1]["rmse"], "at": _at(folder), "epochs": len(folder.rows),
-        "diverged": not math.isfinite(loss), "parameters": parameters(training.network),
+        "rmse": training.best, "last": last["rmse"], "at": _at(folder), "epochs": len(folder.rows),
+        "diverged": not math.isfinite(last["loss"]), "parameters": parameters(training.network),
         "settings": resolved(settings, training.optimizer),
     }  # fmt: skip
     if training.later is not None:
-        training.network.load_state_dict(weights)
+        training.network.load_state_dict(training.weights)
         with torch.no_grad():
             result["test"] = training.rmse(training.network(training.later), 2)
-    folder.finish(result, spent + time.monotonic() - begin, device)
+    folder.finish(result, seconds, device)
 
 
 def _at(folder: TrialFolder) -> int:

@@ -6,8 +6,7 @@ The batch is the batch of all ranks together; each takes its share of the epoch'
 from __future__ import annotations
 
 import math
-import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -33,7 +32,7 @@ from tam.lab.making import make_optimizer
 from tam.lab.models import get_model
 from tam.lab.ranks import Ranks
 from tam.lab.store import LabError, TrialFolder
-from tam.lab.trial import Progress, resolved, told
+from tam.lab.trial import Progress, by_epochs, resolved, told
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's channels
 
@@ -99,9 +98,9 @@ class Training:
         self.taken = torch.zeros((), dtype=torch.int64, device=device)  # steps of the whole run
         self.sums = torch.zeros(3, dtype=torch.float64, device=device)  # of an epoch: loss, |g|, steps
         self.alignments: list[Tensor] = []  # s of every step
+        self.row: dict[str, Any] = {}  # the last epoch's metrics
 
-    def epoch(self, epoch: int) -> Iterator[None]:
-        """Trains for an epoch, and yields after each step."""
+    def epoch(self, epoch: int) -> Generator[None, None, dict[str, Any]]:
         for group in self.optimizer.param_groups:
             group["lr"] = self.config.learning_rate(epoch)
         self.sums.zero_()
@@ -120,6 +119,8 @@ class Training:
             self.sums += torch.stack([x.detach().double() for x in (loss, norm, torch.ones_like(norm))])
             self.taken += 1
             yield None
+        self.row = self.metrics(epoch)
+        return self.row
 
     def metrics(self, epoch: int) -> dict[str, Any]:
         """Of the epoch just trained, over all ranks."""
@@ -152,32 +153,16 @@ def run(
         data_folder = generate(folder.path.parent.parent / "generated")
     training = Training(settings, ranks, data_folder, device, given_alignment(settings, folder))
     check_length(training.given, len(training.train) // settings.batch * settings.epochs)
-    found, spent, first = folder.load(device), 0.0, 0
-    if found is not None:
-        first, state = found
-        training.load_state_dict(state)
-        spent = float(state["seconds"])
-    begin = saved = time.monotonic()
-    metrics: dict[str, Any] = {}
-    for epoch in range(first, settings.epochs):
-        yield from training.epoch(epoch)
-        metrics = training.metrics(epoch)
-        folder.log(metrics)
-        yield Progress(epoch + 1, settings.epochs, metrics)
-        if not math.isfinite(metrics["loss"]):
-            break
-        now = time.monotonic()
-        due = ranks.add(float(now - saved > save_every))[0]  # all save, or none
-        if due and epoch + 1 < settings.epochs:
-            folder.save(epoch + 1, {**training.state_dict(), "seconds": spent + now - begin})
-            saved = now
+    seconds = yield from by_epochs(
+        training, folder, device, range(settings.epochs), save_every, lambda due: ranks.add(float(due))[0] > 0
+    )
     keep_alignment(folder, torch.stack(training.alignments).cpu())
     result = {
-        **result_of(metrics, training.model),
+        **result_of(training.row, training.model),
         "ranks": ranks.count,
         "settings": resolved(settings, training.optimizer),
     }
-    folder.finish(result, spent + time.monotonic() - begin, device)
+    folder.finish(result, seconds, device)
 
 
 def _batches(

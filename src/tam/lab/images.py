@@ -10,8 +10,7 @@ from __future__ import annotations
 
 import importlib.util
 import math
-import time
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -36,7 +35,7 @@ from tam.lab.graphed import Graphed
 from tam.lab.making import load_optimizer, make_network, make_optimizer
 from tam.lab.models import get_model, parameters
 from tam.lab.store import LabError, TrialFolder
-from tam.lab.trial import Progress, resolved, told
+from tam.lab.trial import Progress, by_epochs, resolved, told
 
 ALIGNMENT = 2  # the columns of what is seen of a step: loss, |g|, s
 
@@ -268,6 +267,43 @@ class Training:
         self.taken.copy_(state["taken"])
 
 
+class Run:
+    """A training, what was seen of its steps, and the states it leaves for copies."""
+
+    def __init__(self, training: Training, folder: TrialFolder) -> None:
+        self.training, self.folder = training, folder
+        self.steps: list[Tensor] = []  # what was seen of every step, by epoch
+
+    def epoch(self, epoch: int) -> Generator[None, None, dict[str, Any]]:
+        training, config = self.training, self.training.config
+        training.begin(epoch)
+        for _ in range(training.steps):
+            training.step()
+            yield None
+        accuracy = training.accuracy(
+            training.images[training.validation], training.labels[training.validation]
+        )
+        figures = torch.cat([training.seen.double().reshape(-1), accuracy.reshape(1)])
+        host = figures.to("cpu", non_blocking=True)
+        yield from _wait(training.device)
+        seen = host[:-1].reshape(-1, 3).float()
+        self.steps.append(seen)
+        if epoch + 1 in config.keep_at:
+            self.folder.write(state_file(epoch + 1), training.state_dict())
+        loss, norm, s = seen.double().mean(0).tolist()
+        lr = config.learning_rate(epoch)
+        if config.sgdm_from is not None and epoch >= config.sgdm_from:
+            lr /= 2  # SGDM's
+        return row_of(epoch, lr, loss, norm, s, float(host[-1]))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"training": self.training.state_dict(), "steps": torch.cat(self.steps)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.training.load_state_dict(state["training"])
+        self.steps = [state["steps"].cpu()]
+
+
 def run(
     config: dict[str, Any],
     folder: TrialFolder,
@@ -281,55 +317,16 @@ def run(
     """
     settings = Config(**config)
     training = Training(settings, data_folder, device, given_alignment(settings, folder))
-    check_length(training.given, training.steps * (settings.sgdm_from or settings.epochs))
-    steps: list[Tensor] = []  # what was seen of every step, by epoch
-    first, spent = 0, 0.0
-    found = folder.load(device)
-    if found is not None:
-        first, state = found
-        training.load_state_dict(state["training"])
-        steps, spent = [state["steps"].cpu()], float(state["seconds"])
-    begin = saved = time.monotonic()
-    metrics: dict[str, Any] = {}
-    for epoch in range(first, settings.epochs):
-        training.begin(epoch)
-        for _ in range(training.steps):
-            training.step()
-            yield None
-        accuracy = training.accuracy(
-            training.images[training.validation], training.labels[training.validation]
-        )
-        figures = torch.cat([training.seen.double().reshape(-1), accuracy.reshape(1)])
-        host = figures.to("cpu", non_blocking=True)
-        yield from _wait(device)
-        seen = host[:-1].reshape(-1, 3).float()
-        steps.append(seen)
-        loss, norm, s = seen.double().mean(0).tolist()
-        lr = settings.learning_rate(epoch)
-        if settings.sgdm_from is not None and epoch >= settings.sgdm_from:
-            lr /= 2  # SGDM's
-        metrics = row_of(epoch, lr, loss, norm, s, float(host[-1]))
-        folder.log(metrics)
-        yield Progress(epoch + 1, settings.epochs, metrics)
-        if epoch + 1 in settings.keep_at:
-            folder.write(state_file(epoch + 1), training.state_dict())
-        if not math.isfinite(loss):
-            break
-        now = time.monotonic()
-        if now - saved > save_every and epoch + 1 < settings.epochs:
-            state = {
-                "training": training.state_dict(),
-                "steps": torch.cat(steps),
-                "seconds": spent + now - begin,
-            }
-            folder.save(epoch + 1, state)
-            saved = now
     measured = training.steps * (settings.sgdm_from or settings.epochs)
-    keep_alignment(folder, torch.cat(steps)[:measured, ALIGNMENT])
-    result = result_of(metrics, training.model) | {"settings": resolved(settings, training.optimizer)}
+    check_length(training.given, measured)
+    one = Run(training, folder)
+    seconds = yield from by_epochs(one, folder, device, range(settings.epochs), save_every)
+    keep_alignment(folder, torch.cat(one.steps)[:measured, ALIGNMENT])
+    result = result_of(folder.rows[-1], training.model)
+    result["settings"] = resolved(settings, training.optimizer)
     if settings.test:
         result["test"] = float(training.accuracy(*training.data.test))
-    folder.finish(result, spent + time.monotonic() - begin, device)
+    folder.finish(result, seconds, device)
 
 
 def state_file(epoch: int) -> str:

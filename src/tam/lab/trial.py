@@ -1,15 +1,20 @@
-"""What trials of all kinds share: how far one is, and what it was run with."""
+"""What trials of all kinds share: their way from epoch to epoch, how far one is, what it was run with."""
 
 from __future__ import annotations
 
 import inspect
+import math
+import time
+from collections.abc import Callable, Generator
 from dataclasses import asdict, dataclass, fields
-from typing import Any
+from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from tam import registry
+from tam.lab.store import TrialFolder
 
 
 @dataclass(frozen=True)
@@ -19,6 +24,49 @@ class Progress:
     epoch: int
     epochs: int
     metrics: dict[str, Any]
+
+
+class Learner(Protocol):
+    """What learns, and all that a checkpoint must hold of it."""
+
+    def epoch(self, epoch: int) -> Generator[None, None, dict[str, Any]]:
+        """Yields after every step; returns the metrics, "epoch", which is 1 more, and "loss" among them."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+def by_epochs(
+    learner: Learner,
+    folder: TrialFolder,
+    device: torch.device,
+    epochs: range,
+    save_every: float,
+    agreed: Callable[[bool], bool] = bool,
+) -> Generator[Progress | None, None, float]:
+    """Learns until the last epoch, or until the loss is no number, from the last checkpoint if there is one.
+
+    Yields after every step, and Progress after an epoch; returns how many seconds it has taken. Checkpoints
+    are `save_every` seconds apart at least; ranks have `agreed` on whether one is due.
+    """
+    first, spent = epochs.start, 0.0
+    found = folder.load(device)
+    if found is not None:
+        first, state = found
+        learner.load_state_dict(state["learner"])
+        spent = float(state["seconds"])
+    begin = saved = time.monotonic()
+    for epoch in range(first, epochs.stop):
+        row = yield from learner.epoch(epoch)
+        folder.log(row)
+        yield Progress(epoch + 1, epochs.stop, row)
+        if not math.isfinite(row["loss"]):
+            break
+        if agreed(time.monotonic() - saved > save_every) and epoch + 1 < epochs.stop:
+            kept = {"learner": learner.state_dict(), "seconds": spent + time.monotonic() - begin}
+            folder.save(epoch + 1, kept)
+            saved = time.monotonic()
+    return spent + time.monotonic() - begin
 
 
 def told(config: Any) -> dict[str, Any]:
