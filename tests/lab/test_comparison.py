@@ -14,7 +14,9 @@ from xml.etree import ElementTree
 import pytest
 
 from tam.lab import comparison
-from tam.lab.comparison import MTEB, Claim, Row, claims, counts, improvements, shares
+from tam.lab.comparison import MTEB, Row, claims, shares
+from tam.lab.comparison.said import Claim
+from tam.lab.comparison.scores import counts, improvements
 from tam.lab.store import LabError
 from tests.lab.test_commands import tam_lab
 
