@@ -51,7 +51,11 @@ def test_status_and_list(folder: Path) -> None:
     assert code == 0 and "images smoke digits-tiny: done" in output
     assert "TAM, d shuffled: 2 of 2 seeds" in output
     code, output = tam_lab("list")
-    assert code == 0 and "images: Image classification" in output and "--study cifar10-resnet18: " in output
+    assert code == 0 and "images: Image classification" in output and "--study" not in output
+    code, output = tam_lab("list", "images")
+    assert code == 0 and "--study cifar10-resnet18: " in output and "online" not in output
+    code, output = tam_lab("list", "picture")
+    assert code == 1 and "no experiment 'picture'; there are ablations" in output
 
 
 class Tags(HTMLParser):
@@ -144,6 +148,11 @@ def test_the_report_in_a_browser(folder: Path, tmp_path: Path) -> None:
             'no arm "TAN"; it has "SGDM", "TAM"',
         ),
         (["run", "imagenet", "--preset", "paper", "--data", "X", "--out", "X"], "imagenet/train is missing"),
+        (
+            ["run", "runtime", "--preset", "smoke", "--controls", "--out", "X"],
+            "runtime has no controls of TAM",
+        ),
+        (["mteb", "X", "--tasks", "Nonsense"], "task 'Nonsense': MTEB has none of that name"),
         (["status", "X"], "has no runs.json: nothing was run there"),
         (["report", "X", "-o", "X.html"], "has no runs.json: nothing was run there"),
         (["data", "check", "cifar10", "--data", "X"], "data_batch_1.bin is missing"),

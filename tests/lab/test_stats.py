@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
+from scipy.stats import t as student
 from scipy.stats import ttest_1samp
 
 from tam.lab import stats
@@ -62,3 +63,11 @@ def test_holm_over_a_family_worked_out_by_hand() -> None:
         assert three["clear"].verdict == "better" and ("third" in three) == bool(third)
         # The interval is that of one comparison.
         assert (three["weak"].low, three["weak"].high) == (two["weak"].low, two["weak"].high)
+
+
+def test_what_a_first_verdict_takes() -> None:
+    """A mean at that many standard errors has just the level, after Holm's correction."""
+    for n, comparisons in ((3, 34), (5, 1), (10, 12)):
+        away = stats.least(n, comparisons)
+        assert 2 * comparisons * student.sf(away, n - 1) == pytest.approx(0.05)
+    assert stats.least(1, 3) == float("inf")

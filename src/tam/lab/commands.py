@@ -17,6 +17,7 @@ from tam.lab import data as sets
 from tam.lab import report as reports
 from tam.lab.data import DataError, default_folder, files
 from tam.lab.embedding import score
+from tam.lab.embedding.tasks import check as check_tasks
 from tam.lab.engines.work import Place
 from tam.lab.experiment import Plan, experiments
 from tam.lab.models import language
@@ -46,14 +47,19 @@ def _ends(error: Exception) -> NoReturn:
 
 
 @app.command("list")
-def list_experiments() -> None:
-    """Show the experiments with their presets, studies and arms."""
+def list_experiments(
+    name: Annotated[Optional[str], typer.Argument(help="Only this experiment.")] = None,  # noqa: UP045
+) -> None:
+    """Show the experiments and their presets; of one that is named, all studies and arms."""
     try:
-        found = experiments()
+        found = list(experiments().values()) if name is None else [runner.get_experiment(name)]
     except LabError as error:
         _ends(error)
-    for experiment in found.values():
+    for experiment in found:
         print(f"{experiment.name}: {experiment.title}")
+        if name is None:
+            print(f"  presets {', '.join(experiment.presets)}")
+            continue
         for preset, studies in experiment.presets.items():
             print(f"  --preset {preset}")
             for study in studies:
@@ -71,7 +77,7 @@ def run(
         str,
         typer.Option(
             help="paper: its settings in full; fair: grids of one range of effective lr, extended alike; "
-            "quick: minutes on one GPU; smoke: under a minute on a CPU; `tam lab list` shows others."
+            "quick: minutes on one GPU; smoke: under a minute on a CPU; `tam lab list NAME` shows all."
         ),
     ] = "quick",
     out: Annotated[
@@ -243,12 +249,13 @@ def mteb(
     """
     if device not in ("cpu", "cuda"):
         _ends(LabError(f"--device {device}: must be cpu or cuda"))
-    failed = 0
+    failed, where = 0, data or default_folder()
     try:
+        check_tasks(tasks.split(",") if tasks else (), where)
         plans = [
             plan for group in runner.shown(folder) for plan in group.plans if plan.experiment.name == "llm"
         ]
-    except LabError as error:
+    except (LabError, DataError) as error:
         _ends(error)
     trials = {
         trial.key: (f"{plan.study.name}, {one.arm.name}, seed {seed}", trial)
@@ -259,7 +266,7 @@ def mteb(
     for label, trial in trials.values():
         wanted = tasks.split(",") if tasks else llm.Config(**trial.config).tasks
         try:
-            llm.evaluate(trial.path, wanted, data or default_folder(), torch.device(device))
+            llm.evaluate(trial.path, wanted, where, torch.device(device))
         except (LabError, DataError) as error:  # the others go on
             print(f"tam: {error}", file=sys.stderr)
         found = {name: value for name, value in score.found(trial.path / "mteb").items() if name in wanted}
@@ -286,7 +293,7 @@ def data_get(name: Annotated[str, typer.Argument(help=SETS)], data: Data = None)
 
 @data_app.command("check")
 def data_check(name: Annotated[str, typer.Argument(help=SETS)], data: Data = None) -> None:
-    """Check every file of a data set against its official size and md5."""
+    """Check every file of a data set against its official size and md5, as far as they are known."""
     folder = data or default_folder()
     try:
         layout = sets.find(name, folder)

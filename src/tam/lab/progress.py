@@ -110,6 +110,8 @@ def _figures(event: Event) -> str:
         "online": ".2f",
         "rmse": ".4f",
         "perplexity": ".3f",
+        "average": ".2f",
+        "ratio": ".3f",
         "alignment": "+.3f",
     }
     return ", ".join(f"{k} {event.detail[k]:{f}}" for k, f in shown.items() if k in event.detail)

@@ -155,16 +155,41 @@ def against_controls(plan: Plan, differences: Differences) -> list[str]:
             f"{source} minus {control.name}: {_against(d, plan)}."
             for control, d in zip(controls, found, strict=True)
         ]
+        lines += _without_d(plan, source, [control.name for control in controls if control.damping])
         better = {
             control.damping
             for control, d in zip(controls, found, strict=True)
             if d is not None and d.verdict == "better" and d.n == len(study.seeds)
         }
+        verdict = "helps" if better >= CONTROLS else "is not shown to help"
+        if any(d is None for d in found):
+            verdict += " (not all of its controls were run)"
         lines.append(
-            f"{source} {'helps' if better >= CONTROLS else 'is not shown to help'}: it must be better than "
-            "SGDM or Adam at its effective lr and than both controls of d, with all seeds."
+            f"{source} {verdict}: it must be better than SGDM or Adam at its effective lr and than both "
+            "controls of d, with all seeds."
         )
     return lines
+
+
+def _without_d(plan: Plan, source: str, controls: Sequence[str]) -> list[str]:
+    """Why controls have fewer seeds than the run whose d they take."""
+    found = {one.arm.name: one.folders for one in outcomes(plan)}
+    ended = [seed for seed, folder in found[source].items() if (folder.result or {}).get("diverged")]
+    some = [name for name in controls if found[name] and not found[name].keys() & set(ended)]
+    if not ended or not some:
+        return []
+    seeds = ", ".join(map(str, ended))
+    return [f"{' and '.join(some)}: no run of seed {seeds}, where {source} diverged and there is no d."]
+
+
+def dampings(plan: Plan) -> list[str]:
+    """The mean s of all epochs, and d: at 1/2, and an lr twice SGDM's, TAM is SGDM."""
+    told = []
+    for outcome in (one for one in outcomes(plan) if not one.arm.control_of):  # theirs is replaced
+        rows = [folder.metrics() for folder in outcome.folders.values()]
+        s = [row["alignment"] for run in rows for row in run if "alignment" in row]
+        told += [f"{outcome.arm.name} {mean(s):+.3f} and {(1 + mean(s)) / 2:.3f}"] if s else []
+    return [f"Mean s, and d = (1 + s) / 2: {'; '.join(told)}."] if told else []
 
 
 def others(plan: Plan, differences: Differences) -> list[str]:
@@ -206,10 +231,17 @@ def facts(plan: Plan) -> dict[str, str]:
         "seeds": ", ".join(map(str, study.seeds)),
         "margin": f"±{study.margin:g}" if study.margin else "none: equivalence is not asked for",
         "machines": ("; ".join(machines) or "none: no trial of the comparison was run") + when,
-        "time": f"{mean(seconds):.3g} s a trial from start to end, with others beside it" if seconds else "",
+        "time": f"{mean(seconds):.3g} s a trial from start to end{_beside(results)}" if seconds else "",
         **({} if study.small else plan.experiment.choices),
         **study.choices,
     }
+
+
+def _beside(results: Sequence[dict[str, Any]]) -> str:
+    counts = [result["timing"].get("together") for result in results]
+    if None in counts:
+        return ", with others beside it"  # of the first ones there is no number
+    return f", up to {max(counts)} side by side in a process" if max(counts) > 1 else ""
 
 
 def _network(name: str) -> str:
@@ -278,8 +310,9 @@ NOTES = (
     "seed: for one seed all arms share the split, the initial weights and the batches. The 95% interval "
     "is that of one comparison (Student's t). Better or worse: p is at most 0.05 after Holm's correction "
     "for all comparisons the preset plans, {count} here, run or not; an interval may thus exclude 0 where "
-    "nothing is decided. Equivalent, whatever p: the interval lies within the margin (0.2 points for "
-    "accuracies). Undecided: none of these."
+    "nothing is decided: with {n} seeds the first verdict takes a mean of {least:.2g} standard errors. "
+    "Equivalent, whatever p: the interval lies within the margin (0.2 points for accuracies). Undecided: "
+    "none of these."
 )
 CURVES = "Curves: mean over the seeds, band from least to greatest."
 ELSEWHERE = "Curves are in the report as HTML."
@@ -327,7 +360,9 @@ WRITERS = {".html": html, ".md": markdown}
 
 
 def _notes(group: Group) -> str:
-    return NOTES.format(count=sum(len(study.comparisons()) for study in group.planned))
+    count = sum(len(study.comparisons()) for study in group.planned)
+    n = max(len(study.seeds) for study in group.planned)
+    return NOTES.format(count=count, n=n, least=stats.least(n, count))
 
 
 def _title(plan: Plan) -> str:
@@ -340,7 +375,8 @@ def _lines(plan: Plan, differences: Differences) -> list[str]:
     compared = [*beside_the_paper(plan, differences), *others(plan, differences)]
     paper = plan.study.choices.get("the paper says")
     first = [f"The paper says: {paper}"] if paper else []
-    return [*first, *ranking(plan), *compared, *against_controls(plan, differences), *said]
+    controls = against_controls(plan, differences)
+    return [*first, *ranking(plan), *compared, *controls, *dampings(plan), *said]
 
 
 def ranking(plan: Plan) -> list[str]:

@@ -56,6 +56,8 @@ def plans(selection: Selection, root: Path) -> list[Plan]:
         raise LabError(f"the preset {selection.preset} has no study {unknown[0]!r}; it has {names}")
     chosen = [study for study in studies if not selection.studies or study.name in selection.studies]
     if selection.controls:
+        if not any(study.controls for study in chosen):
+            raise LabError(f"{experiment.name} has no controls of TAM")
         chosen = [variants.with_controls(study) for study in chosen]
     for key in selection.given:
         if not all(key in study.workload for study in chosen):

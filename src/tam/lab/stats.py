@@ -90,6 +90,13 @@ def interval(differences: Sequence[float], level: float = LEVEL) -> tuple[float,
     return mean(differences) - float(half), mean(differences) + float(half)
 
 
+def least(n: int, comparisons: int) -> float:
+    """The standard errors a mean of n must be from 0 for Holm's first step: with few seeds, many."""
+    from scipy import stats
+
+    return float(stats.t.isf(LEVEL / max(comparisons, 1) / 2, n - 1)) if n > 1 else math.inf
+
+
 def _p(differences: Sequence[float]) -> float:
     """Of a mean as far from 0 as this one, were it 0; nan where the spread cannot be known."""
     from scipy import stats

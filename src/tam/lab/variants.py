@@ -88,6 +88,16 @@ def presets(studies: Sequence[Study]) -> dict[str, tuple[Study, ...]]:
     }
 
 
+def without(study: Study, *names: str) -> Study:
+    """The study without these arms, and without comparisons with them."""
+    arms = (
+        replace(arm, against=tuple(other for other in arm.against if other not in names))
+        for arm in study.arms
+        if arm.name not in names
+    )
+    return replace(study, arms=tuple(arms))
+
+
 def fair(study: Study, tuning_seeds: tuple[int, ...] = (100, 101), middle: float | None = None) -> Study:
     """Three lrs a half decade apart for every arm, around SGDM's (`middle`, or the paper's) or Adam's for
     steps of that size: one range of effective lr for all arms. All grids are extended alike until every

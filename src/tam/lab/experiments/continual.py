@@ -15,7 +15,8 @@ CHOICES = {
     "outcome": "the mean accuracy on all experiences after the last one; lrs are chosen by images held out "
     "of training, a fifth of each experience, with another seed.",
     "lr": "the paper's grid, 0.005, 0.1 and 0.2; both of its winners lie at the lower edge, so that SGDM "
-    "has 0.0025 and 0.001, too. At equal lr TAM's steps are half of SGDM's.",
+    "has 0.0025 and 0.001, too. At equal lr TAM's steps are half of SGDM's: beside it runs TAM at twice all "
+    "of SGDM's lrs.",
     "optimizer": "one for the whole stream, its momentum kept from experience to experience, a fixed lr, "
     "weight decay 1e-4: the paper does not say.",
     "passes": "5 through each experience in batches of 64, with crops and flips: the paper does not say.",
@@ -37,19 +38,22 @@ PAPER = {
 }
 DECAY: dict[str, Any] = {"weight_decay": 1e-4}
 GRID = (0.005, 0.1, 0.2)
+LOWER, TWICE = "SGDM, lower lrs too", "TAM, twice SGDM's lrs"
 TITLES = {"naive": "Naive", "lwf": "Learning without Forgetting"}
 
 
 def study(stream: str, model: str, method: str, **workload: Any) -> Study:
     on_clear = stream == "clear"
-    lower = Arm("SGDM, lower lrs too", "sgdm", (0.001, 0.0025, *GRID), DECAY)
-    tam = Arm("TAM", "tam", GRID, DECAY, against=(lower.name,))
+    lower = Arm(LOWER, "sgdm", (0.001, 0.0025, *GRID), DECAY)
+    tam = Arm("TAM", "tam", GRID, DECAY, against=(LOWER,))
+    # Between 0.005 and 0.1 the grid has no lr: TAM cannot have the steps of SGDM's best.
+    twice = Arm(TWICE, "tam", tuple(2 * lr for lr in lower.lrs), DECAY, against=(LOWER,))
     where = "CLEAR-10" if on_clear else f"a stream of {stream} that drifts (not CLEAR)"
     return Study(
         f"{stream}-{method}",
         f"{TITLES[method]} on {where}",
         {"stream": stream, "model": model, "method": method, "epochs": 10, **workload},
-        (Arm("SGDM", "sgdm", GRID, DECAY), lower, tam, *variants.controls(tam)),
+        (Arm("SGDM", "sgdm", GRID, DECAY), lower, tam, twice, *variants.controls(tam)),
         baseline="SGDM",
         seeds=(0, 1, 2),
         tuning_seeds=(100,),
@@ -58,10 +62,11 @@ def study(stream: str, model: str, method: str, **workload: Any) -> Study:
         else {},
         outcome="average",
         label="average accuracy %",
-        choices={} if on_clear else {"stream": DRIFT},
+        choices={"the paper says": SAYS, **({} if on_clear else {"stream": DRIFT})},
     )
 
 
+SAYS = "on CLEAR TAM is better than SGDM on every experience, naively and with LwF, both at lr 0.005."
 DRIFT = (
     "ten experiences of 4,000 images of CIFAR-10 to train on, 1,000 to validate and 1,000 to test on, which "
     "drift: the colour plane turns by up to 120 degrees, contrast falls to a half and comes back, "
@@ -128,7 +133,9 @@ EXPERIMENT = Experiment(
     {
         "paper": CLEAR,
         "drift": SMALL,
-        "fair": tuple(variants.fair(one, middle=0.01) for one in (*CLEAR, *SMALL)),
+        "fair": tuple(
+            variants.fair(variants.without(one, LOWER, TWICE), middle=0.01) for one in (*CLEAR, *SMALL)
+        ),
         "quick": tuple(replace(one, seeds=(0,)) for one in SMALL),
         "smoke": tuple(map(smoke, METHODS)),
     },

@@ -36,7 +36,7 @@ def study(switch: int | None, **workload: Any) -> Study:
     settings = {} if switch is None else {"switch": switch}
     suffix = "" if switch is None else " warm-up"
     tam, sgdm = (Arm(f"{name.upper()}{suffix}", name, GRID, {}, settings) for name in ("tam", "sgdm"))
-    tam = replace(tam, against=(sgdm.name,))
+    tam, sgdm = replace(tam, against=(sgdm.name, TUNED.name)), replace(sgdm, against=(TUNED.name,))
     return Study(
         "alone" if switch is None else f"sw{switch}",
         "Each optimizer alone" if switch is None else f"Warm-up of {switch} epochs",
@@ -77,10 +77,7 @@ EXPERIMENT = Experiment(
     graph.config_of,
     {
         "paper": STUDIES,
-        "fair": tuple(
-            variants.fair(replace(one, arms=tuple(arm for arm in one.arms if arm is not TUNED)), middle=0.01)
-            for one in STUDIES
-        ),
+        "fair": tuple(variants.fair(variants.without(one, TUNED.name), middle=0.01) for one in STUDIES),
         "quick": tuple(replace(study(switch, epochs=60), paper={}) for switch in (None, 10, 50)),
         "smoke": (smoke(),),
     },

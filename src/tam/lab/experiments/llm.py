@@ -16,7 +16,8 @@ from tam.lab.outcome import outcomes
 
 CHOICES = {
     "outcome": "validation perplexity of the best epoch, by which lrs are chosen, too; test perplexity is "
-    "that of the same network.",
+    "that of the same network. Verdicts are of perplexity; the scores on MTEB, of which the paper speaks, "
+    "have their differences seed by seed, and no verdict.",
     "text": "WikiText-2, tokenised, lines put end to end in blocks of 512 tokens; the paper does not say "
     "which WikiText. <unk> stands for rare words in it.",
     "batch": "8 blocks: Hugging Face's default; on several ranks they share it.",
@@ -182,9 +183,10 @@ def figures(plan: Plan) -> list[str]:
 
 
 def _difference_told(pairs: Sequence[tuple[float, float]]) -> str:
-    """The mean over the seeds, and from which to which it goes."""
+    """The mean over the seeds, and all of them."""
     found = [ours - theirs for ours, theirs in pairs]
-    return f"{mean(found):+.2f} ({min(found):+.2f} to {max(found):+.2f})"
+    each = f" (seed by seed {', '.join(f'{one:+.2f}' for one in found)})" if len(found) > 1 else " (one seed)"
+    return f"{mean(found):+.2f}{each}"
 
 
 def _texts(plan: Plan) -> list[str]:
@@ -216,13 +218,14 @@ def compared(plan: Plan) -> list[str]:
         for share in comparison.shares(rows_of(plan, other, baseline)):
             if share.n:
                 told = f"better on {share.counts['better']}, within 0.2% or better on {share.counts['0.2']}"
-                lines.append(f"{other} beside {baseline}, {share.epochs} epochs: {told} of {share.n} tasks.")
+                setting = f"{other} beside {baseline}, fine-tuned for {share.epochs} epochs"
+                lines.append(f"{setting}: {told} of {share.n} tasks.")
     lines += [
         f"The data of {task} is not quite MTEB's: {tasks.DIFFERENCES[task]}."
         for task in plan.study.workload["tasks"]
         if not tasks.DIFFERENCES.get(task, "none").startswith("none")
     ]
-    if plan.study.name == plan.experiment.presets[plan.preset][0].name:
+    if plan.study.name == plan.experiment.presets[plan.preset][0].name and not plan.study.small:
         said = comparison.claims(comparison.read(comparison.MTEB))
         lines += [f"The paper beside its own tables: {claim}" for claim in said if claim.agrees is False]
     return lines

@@ -49,9 +49,10 @@ ARMS = (Arm("SGD", "sgd", GRID), Arm("SGDM", "sgdm", GRID), TAM, *variants.contr
 
 def study(depth: int, delta: int, tuning_seeds: tuple[int, ...] = (100, 101), **workload: Any) -> Study:
     best = ", ".join(f"{name} {lrs[DELTAS.index(delta)]}" for name, lrs in BEST[depth].items())
+    what = "images given new labels" if workload.get("reading") == "samples" else "classes permuted"
     return Study(
         f"mlp{depth}-{delta}",
-        f"{depth} hidden layers, {delta}% of the labels flipped",
+        f"{depth} hidden layers, {delta}% of the {what}",
         {"depth": depth, "delta": delta, "epochs": 60, **workload},
         ARMS,
         baseline="SGDM",
