@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -70,8 +71,8 @@ def test_one_comparison_has_one_verdict_and_the_paper_is_beside_it(tmp_path: Pat
     (made,) = group.plans
     differences = report.compare(group)
     table, control = (
-        differences["digits", "TAM", "SGDM"],
-        differences["digits", "TAM", "SGDM at TAM's effective lr"],
+        differences[made.study.identity, "TAM", "SGDM"],
+        differences[made.study.identity, "TAM", "SGDM at TAM's effective lr"],
     )
     assert table == control and table.verdict == "better"  # they are the same trials
     (line,) = report.beside_the_paper(made, differences)
@@ -81,6 +82,25 @@ def test_one_comparison_has_one_verdict_and_the_paper_is_beside_it(tmp_path: Pat
     text = report.markdown([group])
     assert "for all comparisons the preset plans, 4 here" in text  # SGDM's, and three controls
     assert "| TAM, d shuffled | 0.2 | 5 of 5 | 91.12 ± 0.13 |  |  |  | control of TAM |" in text
+
+
+def test_studies_of_one_name_have_their_own_differences(tmp_path: Path) -> None:
+    """As those of two models, or with and without a file that was given."""
+    (first,) = given(tmp_path, ALL).plans
+    other = replace(first.study, workload={**first.study.workload, "epochs": 77})
+    second = Plan(first.experiment, other, tmp_path, "paper")
+    for name, values in {**ALL, "TAM": LESS, "SGDM": TAM}.items():
+        trials = second.reported(second.study.arm(name))
+        for trial, value in zip(trials or [], values, strict=True):
+            folder = TrialFolder(tmp_path, trial)
+            with folder.at_work():
+                folder.finish({"validation": value, "diverged": False}, 1.0, torch.device("cpu"))
+    group = Group([first, second], (first.study, second.study))
+    differences = report.compare(group)
+    found = [{row[0]: row for row in report.table(one, differences)[1]}["TAM"][4] for one in group.plans]
+    assert found == ["+1.98", "-1.06"]
+    anchors = re.findall(r'<h2 id="([^"]*)"', report.html([group]))
+    assert len(set(anchors)) == 2
 
 
 def test_seeds_that_were_not_run_are_counted(tmp_path: Path) -> None:

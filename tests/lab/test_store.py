@@ -139,3 +139,12 @@ def test_a_finished_trial_keeps_no_checkpoints(tmp_path: Path) -> None:
     assert folder.result is not None and folder.result["validation"] == 93.6
     assert folder.result["machine"]["torch"] == torch.__version__ and folder.result["timing"]["seconds"] == 1
     assert not list(folder.path.glob("checkpoint-*"))
+
+
+def test_a_rank_that_does_not_write_knows_the_metrics_too(tmp_path: Path) -> None:
+    """It decides by them as the one that writes does."""
+    folder = TrialFolder(tmp_path, {"seed": 0})
+    folder.writes = False
+    folder.begin_with([])
+    folder.log({"epoch": 1, "loss": float("nan")})
+    assert len(folder.rows) == 1 and folder.metrics() == [] and not folder.path.exists()

@@ -57,3 +57,18 @@ def test_text_is_cut_into_blocks_and_kept(tmp_path: Path, monkeypatch: pytest.Mo
     kept.write_bytes(b"half")
     with pytest.raises(LabError, match="is damaged"):
         tokens.tokenized(*given)
+
+
+def test_what_is_drawn_differs_by_seed_place_and_purpose() -> None:
+    """A generator does not read all bits of a number."""
+    found = {
+        tuple(
+            torch.rand(
+                4, generator=torch.Generator().manual_seed(tokens.drawn_from(seed, place, what))
+            ).tolist()
+        )
+        for seed in (0, 1, 100)
+        for place in (0, 1, 2**20)
+        for what in (tokens.MASKS, tokens.DROPOUT, tokens.MEASURED)
+    }
+    assert len(found) == 27

@@ -227,7 +227,10 @@ def average_accuracy(matrix: Sequence[Sequence[float]]) -> float:
 
 
 def forgetting(matrix: Sequence[Sequence[float]]) -> float:
-    """What was once known better, over all experiences but the last (Chaudhry et al. 2018)."""
+    """What was known better since it was learned, the mean of all experiences but the last.
+
+    Chaudhry et al. (2018) count what was known before that, too.
+    """
     last = len(matrix) - 1
     if last == 0:
         return 0.0

@@ -8,6 +8,7 @@ with other seeds, whose test images are read once, at the end.
 from __future__ import annotations
 
 import importlib
+import json
 import pkgutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -82,6 +83,11 @@ class Study:
                     f"study {self.name}, arm {arm.name}: an arm has lrs, a control none; to choose between "
                     "several takes tuning seeds"
                 )
+
+    @property
+    def identity(self) -> str:
+        """Its name and its workload: studies of one name may have been given other models, tasks or files."""
+        return f"{self.name} {json.dumps(self.workload, sort_keys=True)}"
 
     def only(self, arms: Sequence[str], seeds: int | None, controls: bool = False) -> Study:
         """The study with some of its arms, those they need, their controls if asked, and its first seeds."""

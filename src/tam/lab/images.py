@@ -184,7 +184,8 @@ class Training:
         first = make_optimizer(self.config, params, self.lr, graphed=self.device.type == "cuda")
         if self.config.sgdm_from is None:
             return first
-        steps = self.config.sgdm_from * self.steps
+        # `begin` switches between two steps; Warmup itself would do it in one, which may be the captured one.
+        steps = self.config.sgdm_from * self.steps + 1
         return tam.Warmup(first, self._sgdm, steps, buffers=self.config.buffers)
 
     def _sgdm(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:

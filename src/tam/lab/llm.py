@@ -158,7 +158,7 @@ class Training:
         self.text = digest_of(self.blocks["train"].ids.numpy().tobytes())
         self.steps = len(self.blocks["train"]) // config.batch  # of an epoch
         self.masks = Masks(self.tokenizer)
-        self.model = load_model(found, config.seed)
+        self.model, self.new = load_model(found, config.seed)
         fused = {"fused": True} if device.type == "cuda" and config.optimizer == "adamw" else {}
         self.optimizer = make_optimizer(config, self.model.parameters(), config.lr, **fused)
         self.given = given_alignment(config, folder)
@@ -323,7 +323,7 @@ class Training:
             "perplexity": self.watch.best if finite else math.inf, "at": self.watch.at, "epochs": len(rows),
             "loss": last["loss"] if rows else None, "diverged": not finite,
             "steps": self.steps * config.epochs, "ranks": self.ranks.count,
-            "blocks": len(self.blocks["train"]), "text": self.text,
+            "blocks": len(self.blocks["train"]), "text": self.text, "new": self.new,
             "parameters": parameters(self.model), "settings": resolved(config, self.optimizer),
         }  # fmt: skip
 
@@ -395,7 +395,7 @@ def run(
     if settings.test and not result["diverged"]:
         training.ranks.wait()  # rank 0 has written it
         best = training.kept_model()
-        training.model.to(device).load_state_dict(load_model(str(best), 0).state_dict())
+        training.model.to(device).load_state_dict(load_model(str(best), 0)[0].state_dict())
         result["test"] = training.perplexity("test")
     _finish(training, result, data_folder, device)
 

@@ -27,17 +27,17 @@ Differences = Mapping[tuple[str, str, str], Difference]  # by study, arm and wha
 
 def compare(group: Group) -> Differences:
     """All comparisons an experiment's preset plans; of those that were run there is an answer."""
-    found = {plan.study.name: {one.arm.name: one for one in outcomes(plan)} for plan in group.plans}
+    found = {plan.study.identity: {one.arm.name: one for one in outcomes(plan)} for plan in group.plans}
     family: dict[tuple[str, str, str], Pairs] = {}
     for study in group.planned:
-        arms = found.get(study.name, {})
+        arms = found.get(study.identity, {})
         for name, other in study.comparisons():
-            family[study.name, name, other] = Pairs([])
+            family[study.identity, name, other] = Pairs([])
             if name in arms and other in arms:
                 values, others = (arms[one].values(study.outcome) for one in (name, other))
                 pairs = stats.paired(values, others, study.margin, study.higher)
                 lost = arms[name].lost + arms[other].lost
-                family[study.name, name, other] = replace(pairs, lost=lost)
+                family[study.identity, name, other] = replace(pairs, lost=lost)
     return stats.compare(family)
 
 
@@ -50,7 +50,7 @@ def table(plan: Plan, differences: Differences) -> tuple[list[str], list[list[st
         row = [arm.name, _lr(outcome), _count(outcome, len(values))]
         row += [_shown(values, study.digits) or "not run", _shown(test, study.digits)]
         other = study.compared_with(arm)
-        difference = differences.get((study.name, arm.name, other))
+        difference = differences.get((study.identity, arm.name, other))
         if difference is not None:
             row += _difference(difference, study.digits, outcome.wanted)
         else:
@@ -128,7 +128,7 @@ def beside_the_paper(plan: Plan, differences: Differences) -> list[str]:
     study, papers = plan.study, plan.study.paper
     lines = []
     for arm in study.arms:
-        found = differences.get((study.name, arm.name, study.baseline))
+        found = differences.get((study.identity, arm.name, study.baseline))
         if found is None or not found.verdict or arm.name not in papers or study.baseline not in papers:
             continue
         there = papers[arm.name][0] - papers[study.baseline][0]
@@ -150,7 +150,7 @@ def against_controls(plan: Plan, differences: Differences) -> list[str]:
     study, lines = plan.study, []
     for source in dict.fromkeys(arm.control_of for arm in study.arms if arm.control_of):
         controls = [arm for arm in study.arms if arm.control_of == source]
-        found = [differences.get((study.name, source, control.name)) for control in controls]
+        found = [differences.get((study.identity, source, control.name)) for control in controls]
         lines += [
             f"{source} minus {control.name}: {_against(d, plan)}."
             for control, d in zip(controls, found, strict=True)
@@ -194,8 +194,9 @@ def dampings(plan: Plan) -> list[str]:
 
 def others(plan: Plan, differences: Differences) -> list[str]:
     """Arms against arms that are neither the baseline nor a control."""
+    of = plan.study.identity
     return [
-        f"{arm.name} minus {other}: {_against(differences.get((plan.study.name, arm.name, other)), plan)}."
+        f"{arm.name} minus {other}: {_against(differences.get((of, arm.name, other)), plan)}."
         for arm in plan.study.arms
         for other in arm.against
     ]
@@ -325,13 +326,15 @@ def write(root: Path, target: Path) -> None:
 
 def html(groups: Sequence[Group]) -> str:
     """The page."""
-    body, links = [], []
+    body: list[str] = []
+    links: list[str] = []
     for group in groups:
         differences = compare(group)
         body.append(f"<p>{escape(_notes(group))} {CURVES}</p>")
         for plan in group.plans:
             header, rows = table(plan, differences)
-            title, anchor = _title(plan), f"{plan.experiment.name}-{plan.preset}-{plan.study.name}"
+            title = _title(plan)
+            anchor = f"{plan.experiment.name}-{plan.preset}-{plan.study.name}-{len(links)}"
             links.append(f'<li><a href="#{escape(anchor)}">{escape(title)}</a></li>')
             body += [f'<h2 id="{escape(anchor)}">{escape(title)}</h2>', charts.table(header, rows)]
             body += [f"<p>{escape(line)}</p>" for line in _lines(plan, differences)]

@@ -236,10 +236,7 @@ def shown(root: Path) -> list[Group]:
     for selection in sorted(selections, key=lambda one: one.controls):  # those with more arms last
         found = groups.setdefault((selection.experiment, selection.preset), {})
         for plan in plans(replace(selection, arms=(), seeds=None), root):
-            told = (
-                plan.study.workload.get(key) for key in ("model", "tasks")
-            )  # given, they make another one
-            found[" ".join(map(str, (plan.study.name, *told)))] = plan
+            found[plan.study.identity] = plan
     return [
         Group(list(found.values()), _planned(name, preset, found)) for (name, preset), found in groups.items()
     ]

@@ -147,9 +147,9 @@ class TrialFolder:
 
     def log(self, row: Mapping[str, Any]) -> None:
         """Appends a line to the metrics."""
+        self.rows.append(dict(row))
         if not self.writes:
             return
-        self.rows.append(dict(row))
         try:
             with (self.path / "metrics.jsonl").open("ab") as file:
                 file.write(_line(row))

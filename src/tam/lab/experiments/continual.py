@@ -23,8 +23,9 @@ CHOICES = {
     "first weights": "random, unless --checkpoint gives others; the paper does not say, but 90% after some "
     "thousand images is not learned from random ones.",
     "images": "of CLEAR the middle of each, 224 x 224; of the drifting stream whole.",
-    "forgetting": "the best accuracy an experience ever had less that after the last, the mean of all but "
-    "the last; negative where accuracy grew.",
+    "forgetting": "the best accuracy an experience has had since it was learned less that after the last, "
+    "the mean of all but the last; negative where accuracy grew.",
+    "test images": "are read after every experience, for the accuracies; nothing is chosen by them.",
     "LwF": "strength 1, temperature 2: the paper does not say.",
     "pixels": "normalised by the moments of the first experience.",
     "precision": "bfloat16 autocast on GPUs, float32 on CPUs; parameters and state are float32.",

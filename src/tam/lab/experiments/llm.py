@@ -202,9 +202,16 @@ def _texts(plan: Plan) -> list[str]:
     return [f"Text to train on: {told}.{warning}"] if found else []
 
 
+def _new(plan: Plan) -> list[str]:
+    """The weights a model did not bring."""
+    results = [folder.result or {} for one in outcomes(plan) for folder in one.folders.values()]
+    names = sorted({name for result in results for name in result["new"]})
+    return [f"Weights the model did not have, which begin new or tied: {', '.join(names)}."] if names else []
+
+
 def compared(plan: Plan) -> list[str]:
     """Scores in words, what the comparisons come to, and where the paper's tables do not say what it says."""
-    lines = _texts(plan)
+    lines = [*_texts(plan), *_new(plan)]
     for arm in plan.study.arms:
         told = ", ".join(f"{task} {_mean_told(by)}" for task, by in scores(plan, arm.name).items())
         lines += [f"{arm.name} on MTEB: {told}."] if told else []
@@ -225,7 +232,7 @@ def compared(plan: Plan) -> list[str]:
         for task in plan.study.workload["tasks"]
         if not tasks.DIFFERENCES.get(task, "none").startswith("none")
     ]
-    if plan.study.name == plan.experiment.presets[plan.preset][0].name and not plan.study.small:
+    if plan.study.name == plan.experiment.presets[plan.preset][0].name:
         said = comparison.claims(comparison.read(comparison.MTEB))
         lines += [f"The paper beside its own tables: {claim}" for claim in said if claim.agrees is False]
     return lines

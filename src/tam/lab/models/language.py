@@ -117,12 +117,15 @@ def check_block(where_it_is: str, block: int) -> None:
         raise LabError(f"the model {where_it_is} has {found} positions: a block of {block} is too long")
 
 
-def load_model(where_it_is: str, seed: int) -> Any:
-    """The network with its masked-LM head; one that is missing begins tied and new, drawn from the seed."""
+def load_model(where_it_is: str, seed: int) -> tuple[Any, list[str]]:
+    """The network with its masked-LM head, and the weights it did not have: tied, or drawn from the seed."""
     package = transformers()
     torch.manual_seed(seed)
     try:
-        return package.AutoModelForMaskedLM.from_pretrained(where_it_is, dtype=torch.float32)
+        made, told = package.AutoModelForMaskedLM.from_pretrained(
+            where_it_is, dtype=torch.float32, output_loading_info=True
+        )
+        return made, sorted(told["missing_keys"])
     except Exception as error:
         raise LabError(f"the model {where_it_is} cannot be loaded: {error}") from error
 
