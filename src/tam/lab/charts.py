@@ -126,9 +126,10 @@ p, dl {{ max-width: 75ch; }}
 .charts {{ display: grid; gap: 24px;
   grid-template-columns: repeat(auto-fit, minmax(min(100%, 480px), 1fr)); }}
 .table {{ overflow-x: auto; }}
-table {{ border-collapse: collapse; font-variant-numeric: tabular-nums; }}
-th, td {{ padding: 4px 9px; text-align: right; border-bottom: 1px solid var(--grid); }}
+table {{ border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: 0.875rem; }}
+th, td {{ padding: 4px 8px; text-align: right; border-bottom: 1px solid var(--grid); }}
 th:first-child, td:first-child {{ text-align: left; }}
+td:not(:first-child) {{ white-space: nowrap; }}
 th {{ color: var(--dim); font-weight: 600; vertical-align: bottom; white-space: pre-line; }}
 dl {{ display: grid; grid-template-columns: max-content 1fr; gap: 2px 20px; }}
 dt {{ color: var(--dim); }} dd {{ margin: 0; }}

@@ -205,7 +205,7 @@ def _texts(plan: Plan) -> list[str]:
 def _new(plan: Plan) -> list[str]:
     """The weights a model did not bring."""
     results = [folder.result or {} for one in outcomes(plan) for folder in one.folders.values()]
-    names = sorted({name for result in results for name in result["new"]})
+    names = sorted({name for result in results for name in result.get("new", [])})
     return [f"Weights the model did not have, which begin new or tied: {', '.join(names)}."] if names else []
 
 
