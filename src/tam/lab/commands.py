@@ -141,17 +141,7 @@ def run(
     if address is not None and engine != "ray":
         _ends(LabError("--address is of a Ray cluster: it needs --engine ray"))
     try:
-        given: dict[str, Any] = {"checkpoint": _with_digest(checkpoint)} if checkpoint else {}
-        if encoder is not None and name != "graph":
-            raise LabError("--encoder is for graph alone")
-        if encoder is not None:
-            given["titles"] = graph.embed_titles(encoder, place.data, place.root)
-        if (model is not None or tasks is not None) and name != "llm":
-            raise LabError("--model and --tasks are for llm alone")
-        if model is not None:
-            given["model"] = language.note(model, place.root)
-        if tasks is not None:
-            given["tasks"] = [task for task in tasks.split(",") if task]
+        given = _given(name, place, checkpoint, encoder, model, tasks)
         selection = runner.Selection(name, preset, tuple(study), tuple(arm), seeds, controls, given)
         with Show(quiet=os.environ.get("RANK", "0") != "0") as show:  # of torchrun's
             runner.run(selection, place, count, show, engine, address)
@@ -163,6 +153,26 @@ def run(
         signal.signal(signal.SIGTERM, before)
     if os.environ.get("RANK", "0") == "0":
         print(f"{out}: done; `tam lab report {out} -o report.html` writes the report")
+
+
+def _given(
+    name: str, place: Place, checkpoint: str | None, encoder: str | None, model: str | None, tasks: str | None
+) -> dict[str, Any]:
+    """What options add to the workload of an experiment's studies."""
+    if encoder is not None and name != "graph":
+        raise LabError("--encoder is for graph alone")
+    if (model is not None or tasks is not None) and name != "llm":
+        raise LabError("--model and --tasks are for llm alone")
+    given: dict[str, Any] = {}
+    if checkpoint:
+        given["checkpoint"] = _with_digest(checkpoint)
+    if encoder is not None:
+        given["titles"] = graph.embed_titles(encoder, place.data, place.root)
+    if model is not None:
+        given["model"] = language.note(model, place.root)
+    if tasks is not None:
+        given["tasks"] = [task for task in tasks.split(",") if task]
+    return given
 
 
 def _with_digest(checkpoint: str) -> str:

@@ -70,7 +70,7 @@ def make_model(shape: str, device: torch.device) -> Any:
     """A BERT of this shape with random weights."""
     package = transformers()
     torch.manual_seed(0)
-    with device:  # drawing 335 million weights on a CPU takes longer than all rounds
+    with device:  # a CPU is slow to draw 335 million weights
         return package.BertForMaskedLM(package.BertConfig(**SHAPES[shape])).to(device).train()
 
 
