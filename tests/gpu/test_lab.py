@@ -12,6 +12,7 @@ import torch
 
 from tam.lab import connectivity, continual, graph, images, llm, online, runtime
 from tam.lab.engines.work import Event, Job, Place, work
+from tam.lab.masked import Backward, Loss, quicken
 from tam.lab.store import TrialFolder
 
 CUDA = torch.device("cuda")
@@ -213,6 +214,24 @@ def test_fine_tuning_and_going_on_from_a_checkpoint(tmp_path: Path) -> None:
     for mine, other in zip(folder.metrics(), ours.metrics(), strict=True):
         assert mine["loss"] == pytest.approx(other["loss"], rel=0.01)
     assert len(torch.load(folder.path / "alignment.pt", weights_only=True)) == 69
+
+
+@pytest.mark.parametrize("kind", ["bert", "roberta"])
+def test_a_graph_gives_the_gradients_of_a_plain_step(kind: str) -> None:
+    """Three steps are plain, one is captured, the others are replays; shapes in turn."""
+    test_masked = pytest.importorskip("tests.lab.test_masked")
+    without = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    plain, quick = (test_masked.make(kind, **without).cuda() for _ in range(2))
+    assert quicken(quick)
+    both = (plain, Backward(Loss(plain), torch.device("cpu"))), (quick, Backward(Loss(quick), CUDA))
+    for step in range(12):
+        made = {key: value.cuda() for key, value in test_masked.batch(step, (0.15, 0.6)[step % 2])[0].items()}
+        losses = [backward(model, made) for model, backward in both]
+        torch.testing.assert_close(losses[1], losses[0], rtol=0.01, atol=0.0)
+        for p, q in zip(quick.parameters(), plain.parameters(), strict=True):
+            torch.testing.assert_close(p.grad, q.grad, rtol=0.0, atol=0.03 * float(q.grad.abs().max()))
+        for model, _ in both:
+            model.zero_grad()
 
 
 def test_a_step_is_timed(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from tam.lab.models import language
 from tam.lab.runner import Selection, plans, run
 from tam.lab.store import LabError, TrialFolder
 from tests.lab.test_engines import Place
+from tests.lab.test_tokens import labels_of_all
 
 pytest.importorskip("transformers")
 CPU = torch.device("cpu")
@@ -65,7 +66,8 @@ def test_a_trial_is_a_plain_training(optimizer: str, tmp_path: Path) -> None:
                 for lane, i in enumerate(order[8 * k : 8 * k + 8])
             ]
             torch.manual_seed(tokens.drawn_from(3, step * 1009, tokens.DROPOUT))
-            loss = model(**masks(rows)).loss
+            batch = masks(rows)
+            loss = model(batch["input_ids"], labels=labels_of_all(batch)).loss  # all tokens have logits
             own.zero_grad()
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

@@ -15,6 +15,13 @@ from tam.lab.store import LabError
 pytest.importorskip("transformers")
 
 
+def labels_of_all(batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Every token's label, of a batch that has those to be predicted alone."""
+    found, real = torch.full((batch["input_ids"].numel(),), -100), batch["labels"] != -100
+    found[batch["places"][real]] = batch["labels"][real]
+    return found.view_as(batch["input_ids"])
+
+
 def test_masks(tmp_path: Path) -> None:
     tokenizer = language.load_tokenizer(language.where("tiny-bert", tmp_path))
     masks, rows = tokens.Masks(tokenizer), 400
@@ -23,11 +30,12 @@ def test_masks(tmp_path: Path) -> None:
     special[:, 0] = True
     given = [tokens.Row(ids[i], special[i], 1000 + i) for i in range(rows)]
     made, again = masks(given), [masks(given[i : i + 7]) for i in range(0, rows, 7)]
-    for key in made:  # of a row, whatever its company
-        assert torch.equal(made[key], torch.cat([some[key] for some in again]))
-    assert not torch.equal(masks([row._replace(draw=8) for row in given])["labels"], made["labels"])
-    chosen = made["labels"] != -100
-    assert not chosen[:, 0].any() and torch.equal(made["labels"][chosen], ids[chosen])
+    labels = labels_of_all(made)  # of a row they are the same, whatever its company
+    assert torch.equal(labels, torch.cat([labels_of_all(some) for some in again]))
+    assert torch.equal(made["input_ids"], torch.cat([some["input_ids"] for some in again]))
+    assert not torch.equal(labels_of_all(masks([row._replace(draw=8) for row in given])), labels)
+    chosen = labels != -100
+    assert not chosen[:, 0].any() and torch.equal(labels[chosen], ids[chosen])
     assert torch.equal(made["input_ids"][~chosen], ids[~chosen])
     share = float(chosen[:, 1:].float().mean())
     hidden = float((made["input_ids"][chosen] == tokenizer.mask_token_id).float().mean())
@@ -35,6 +43,15 @@ def test_masks(tmp_path: Path) -> None:
     # 12,400 tokens, some 1,860 of them chosen: three standard deviations.
     assert share == pytest.approx(0.15, abs=0.01)
     assert hidden == pytest.approx(0.8, abs=0.03) and kept == pytest.approx(0.1 + 0.1 / 80, abs=0.03)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.15, 0.3, 0.9])
+def test_what_is_to_be_predicted_has_few_shapes(share: float) -> None:
+    labels = torch.where(torch.rand(128, generator=torch.Generator().manual_seed(0)) < share, 7, -100)
+    places, chosen = tokens._to_predict(labels)
+    assert len(places) == len(chosen) in (32, 64, 96, 128)
+    assert len(places) - int((labels != -100).sum()) < 32 or len(places) == 32
+    assert torch.equal(labels_of_all({"input_ids": labels, "places": places, "labels": chosen}), labels)
 
 
 def test_text_is_cut_into_blocks_and_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

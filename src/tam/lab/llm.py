@@ -12,7 +12,7 @@ import io
 import math
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ from tam.lab.data import text
 from tam.lab.embedding import files, score, tasks
 from tam.lab.handed import handed
 from tam.lab.making import make_optimizer
+from tam.lab.masked import Backward, Loss, quicken
 from tam.lab.models import parameters
 from tam.lab.models.language import check_block, load_model, load_tokenizer, transformers, where
 from tam.lab.ranks import Ranks
@@ -91,16 +92,8 @@ def arguments(config: Config, folder: Path, device: torch.device, steps: int, ra
         learning_rate=config.lr, per_device_train_batch_size=config.batch // ranks,
         use_cpu=device.type == "cpu", remove_unused_columns=False,
         disable_tqdm=True, report_to=[], logging_strategy="no", save_strategy="no", eval_strategy="no",
-        save_total_limit=2,
+        save_total_limit=2, logging_nan_inf_filter=False,  # which waits for the device at every step
     )  # fmt: skip
-
-
-def loss_of(model: Any, batch: Mapping[str, Tensor]) -> Tensor:
-    """In bfloat16 on GPUs. The Trainer's own way would turn all logits into float32."""
-    device = batch["labels"].device.type
-    with torch.autocast(device, torch.bfloat16, enabled=device == "cuda"):
-        found: Tensor = model(**batch).loss
-    return found
 
 
 class Watch:
@@ -172,7 +165,9 @@ class Training:
 
     def _make_trainer(self, device: torch.device) -> Any:
         package, watch, config = transformers(), self.watch, self.config
-        compute: Any = torch.compile(loss_of, dynamic=False) if device.type == "cuda" else loss_of
+        self.loss = Loss(self.model)
+        quick = device.type == "cuda" and quicken(self.model)
+        backward = Backward(self.loss, device if quick and self.ranks.count == 1 else torch.device("cpu"))
 
         class InOrder(package.Trainer):  # type: ignore[misc, name-defined]
             """Takes the blocks as they come, and keeps every step's loss."""
@@ -183,13 +178,10 @@ class Training:
                     DataLoader(self.train_dataset, size, collate_fn=self.data_collator)
                 )
 
-            def compute_loss(self, model: Any, inputs: Any, *given: Any, **more: Any) -> Any:
-                return compute(model, inputs)
-
-            def training_step(self, *given: Any, **more: Any) -> Any:
-                loss = super().training_step(*given, **more)
-                watch.losses.append(loss.detach())
-                return loss
+            def training_step(self, model: Any, inputs: Any, *given: Any, **more: Any) -> Any:
+                model.train()
+                watch.losses.append(backward(model, self._prepare_inputs(inputs)))
+                return watch.losses[-1]
 
         steps = config.epochs * self.steps
         trainer = InOrder(
@@ -249,7 +241,8 @@ class Training:
             )
             batch = {key: value.to(device) for key, value in batch.items()}
             tokens = (batch["labels"] != IGNORED).sum()
-            loss = loss_of(self.model, batch)
+            with torch.compiler.set_stance("force_eager"):  # such a shape is met once an epoch
+                loss = self.loss(self.model, batch)
             total += torch.where(tokens > 0, loss.double() * tokens, 0.0)
             count += tokens
         self.model.train()

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 from torch.utils.data import Dataset
 
 from tam.lab.data import text
@@ -116,7 +117,8 @@ class Masks:
     def __call__(self, rows: Sequence[Row]) -> dict[str, Tensor]:
         made = [self._masked(row) for row in rows]
         ids, labels = (torch.stack(column) for column in zip(*made, strict=True))
-        return {"input_ids": ids, "labels": labels}  # without padding, all attend to all
+        places, labels = _to_predict(labels.flatten())
+        return {"input_ids": ids, "places": places, "labels": labels}  # without padding, all attend to all
 
     def _masked(self, row: Row) -> tuple[Tensor, Tensor]:
         generator = torch.Generator().manual_seed(row.draw)
@@ -125,3 +127,15 @@ class Masks:
         chosen = (chance < MASKED) & ~row.special
         shown = torch.where(how < 0.8, self.mask, torch.where(how < 0.9, other, row.ids))
         return torch.where(chosen, shown, row.ids), torch.where(chosen, row.ids, IGNORED)
+
+
+def _to_predict(labels: Tensor) -> tuple[Tensor, Tensor]:
+    """Which tokens are to be predicted, and what they are; filled up with tokens that are to be ignored.
+
+    So much that it is a whole number of quarters of all tokens: nearly always one, so that what reads it has
+    one shape.
+    """
+    places = (labels != IGNORED).nonzero().flatten()
+    quarter = -(-len(labels) // 4)
+    missing = max(-(-len(places) // quarter), 1) * quarter - len(places)
+    return pad(places, (0, missing)), pad(labels[places], (0, missing), value=IGNORED)

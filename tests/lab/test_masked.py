@@ -1,0 +1,120 @@
+"""The loss of masked tokens against one of all tokens' logits; the gradients' way; what is compiled."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tam.lab.masked import Backward, Loss, quicken
+from tam.lab.tokens import IGNORED, _to_predict
+
+transformers = pytest.importorskip("transformers")
+CPU = torch.device("cpu")
+SIZES = {
+    "vocab_size": 97, "hidden_size": 16, "num_hidden_layers": 3, "num_attention_heads": 2,
+    "intermediate_size": 32, "max_position_embeddings": 40,
+}  # fmt: skip
+
+
+def make(kind: str, **more: Any) -> Any:
+    torch.manual_seed(0)
+    config = transformers.AutoConfig.for_model(kind, **{**SIZES, **more})
+    return transformers.AutoModelForMaskedLM.from_config(config).train()
+
+
+def batch(seed: int, share: float = 0.15) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+    """As the collator makes it, and all tokens' labels."""
+    torch.manual_seed(seed)
+    ids = torch.randint(5, 97, (4, 32))
+    labels = torch.where(torch.rand(4, 32) < share, ids, IGNORED)
+    places, chosen = _to_predict(labels.flatten())
+    return {"input_ids": ids, "places": places, "labels": chosen}, labels
+
+
+@pytest.mark.parametrize(
+    ("kind", "more"),
+    [("bert", {}), ("roberta", {}), ("deberta", {}), ("deberta", {"legacy": False}), ("deberta-v2", {})],
+)
+def test_the_head_needs_no_other_tokens(kind: str, more: dict[str, Any]) -> None:
+    ours, theirs = make(kind, **more), make(kind, **more)
+    ours.load_state_dict(theirs.state_dict())
+    backward = Backward(Loss(ours), CPU)
+    for step in range(2):  # the second one is not added to the first
+        made, labels = batch(step)
+        torch.manual_seed(7)
+        loss = backward(ours, made)
+        torch.manual_seed(7)
+        whole = theirs(made["input_ids"], labels=labels).loss
+        theirs.zero_grad()
+        whole.backward()
+        torch.testing.assert_close(loss, whole.detach())
+        for p, q in zip(ours.parameters(), theirs.parameters(), strict=True):
+            assert (p.grad is None) == (q.grad is None)
+            if p.grad is not None:
+                torch.testing.assert_close(p.grad, q.grad, rtol=1e-4, atol=1e-7)
+
+
+def test_a_shape_has_its_own_step() -> None:
+    """And its gradients are given again, where the Trainer has taken them away."""
+    model = make("bert", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
+    backward = Backward(Loss(model), CPU)
+    losses, norms = [], []
+    for share in (0.15, 0.6, 0.15, 0.6):
+        losses.append(float(backward(model, batch(0, share)[0])))
+        norms.append(sum(float(p.grad.norm()) for p in model.parameters()))
+        model.zero_grad()
+    assert losses[:2] == losses[2:] and losses[0] != losses[1]
+    assert norms[:2] == norms[2:] and norms[0] != norms[1]
+    assert len(backward.steps) == 2
+
+
+def test_layers_are_compiled_once_for_all_networks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And a compiled network does what it did."""
+    compiled = torch.nn.Module.compile
+    monkeypatch.setattr(
+        torch.nn.Module, "compile", lambda self, **how: compiled(self, backend="aot_eager", **how)
+    )
+    torch._dynamo.reset()
+    graphs = torch._dynamo.utils.counters["stats"]
+    graphs.clear()
+    made = batch(0)[0]
+    for count in (0, 1):
+        ours, theirs = (make("bert").eval() for _ in range(2))  # a compiled dropout draws otherwise
+        assert quicken(ours)
+        loss, whole = Loss(ours), Loss(theirs)(theirs, made)
+        with torch.compiler.set_stance("force_eager"):
+            assert torch.equal(loss(ours, made), whole)
+        assert graphs["unique_graphs"] == count
+        torch.testing.assert_close(loss(ours, made), whole)
+        assert graphs["unique_graphs"] == 1
+
+
+def test_no_attention_mask_is_made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Not even where transformers cannot look for padding; a network that is kept knows nothing of it."""
+    monkeypatch.setattr(torch.nn.Module, "compile", lambda self, **how: None)
+    monkeypatch.setattr(transformers.masking_utils, "_ignore_bidirectional_mask_sdpa", lambda *given: False)
+    sdpa, masks = torch.nn.functional.scaled_dot_product_attention, []
+
+    def watched(*given: Any, **more: Any) -> torch.Tensor:
+        masks.append(more.get("attn_mask"))
+        return sdpa(*given, **more)
+
+    monkeypatch.setattr(torch.nn.functional, "scaled_dot_product_attention", watched)
+    model, made = make("bert"), batch(0)[0]
+    Loss(model)(model, made)
+    assert masks and all(mask is not None for mask in masks)
+    masks.clear()
+    other = make("bert")
+    assert quicken(other)
+    Loss(other)(other, made)
+    assert len(masks) == 3 and all(mask is None for mask in masks)
+    other.save_pretrained(tmp_path)
+    kept = transformers.AutoModelForMaskedLM.from_pretrained(tmp_path)
+    assert kept.config._attn_implementation == "sdpa"
+
+
+def test_an_attention_of_its_own_is_left_as_it_is() -> None:
+    assert not quicken(make("deberta"))
