@@ -138,6 +138,10 @@ def test_barriers_against_a_line_written_out(tmp_path: Path) -> None:
         training.begin(0)
         for _ in range(5):
             training.step()
+    flat = [torch.cat([p.detach().flatten() for p in one.model.parameters()]).double() for one in (a, b)]
+    share = (flat[0] - flat[1]).norm() / (0.5 * flat[0].norm() + 0.5 * flat[1].norm())
+    assert connectivity.apart(a, b) == pytest.approx(float(share)) and share > 0.001
+    assert connectivity.apart(a, a) == 0
     found = connectivity.barriers(a, b)
     ends, between = [training.model.state_dict() for training in (a, b)], copy.deepcopy(a.model).eval()
     for name, rows in (("train", a.draws.indices), ("validation", a.validation)):

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
+from torch.nn.utils import parameters_to_vector
 
 from tam import landscape
 from tam.lab import images
@@ -76,8 +77,8 @@ def run(
     seconds = yield from by_epochs(pair, folder, device, range(settings.at, settings.epochs), save_every)
     one, last = pair.copies[0], folder.rows[-1]
     result = {
-        **barriers(*pair.copies), "validation": last["validation"], "loss": last["loss"],
-        "diverged": not math.isfinite(last["loss"]), "epochs": len(folder.rows),
+        **barriers(*pair.copies), "apart": apart(*pair.copies), "validation": last["validation"],
+        "loss": last["loss"], "diverged": not math.isfinite(last["loss"]), "epochs": len(folder.rows),
         "parameters": parameters(one.model), "settings": resolved(settings, one.optimizer),
     }  # fmt: skip
     folder.finish(result, seconds, device)
@@ -171,6 +172,13 @@ def barriers(a: Training, b: Training) -> dict[str, float]:
             line = landscape.barrier(a.model, b.model, loss, points=POINTS, batches=anew)
             found[f"barrier_{name}{suffix}"] = line.height
     return {"barrier": found["barrier_train"], **found}
+
+
+@torch.no_grad()
+def apart(a: Training, b: Training) -> float:
+    """Their distance, as a share of their mean norm: between equals a barrier of 0 says nothing."""
+    ours, theirs = (parameters_to_vector(one.model.parameters()).double() for one in (a, b))
+    return float(2 * (ours - theirs).norm() / (ours.norm() + theirs.norm()))
 
 
 def _loss(training: Training, x: Tensor, y: Tensor, model: nn.Module) -> float:

@@ -64,7 +64,7 @@ def study(lr: float, switches: tuple[int, ...] = SWITCHES, keep: bool = True, **
         arms.append(Arm(name, "tam", (lr,), DECAY, {"sgdm_from": sw}, against=against))
     arms += [
         Arm(f"TAM until {switches[1]}, rescaled", "tam", (lr,), DECAY, rescaled, against=(first,)),
-        *variants.controls(tam),
+        *variants.controls(tam if like_tam == "SGDM" else replace(tam, settings={})),  # like_tam's own runs
     ]
     return Study(
         f"tam{lr:g}",
@@ -143,7 +143,9 @@ def _all_barriers(plan: Plan) -> list[str]:
     lines = []
     for outcome in outcomes(plan):
         found = {title: list(outcome.values(key).values()) for key, title in BARRIERS.items()}
-        told = (f"{title} {mean(values):.3f}" for title, values in found.items() if values)
+        told = [f"{title} {mean(values):.3f}" for title, values in found.items() if values]
+        apart = list(outcome.values("apart").values())
+        told += [f"copies {mean(apart):.0%} of their norm apart"] if apart else []
         lines += [f"{outcome.arm.name}: {', '.join(told)}."] if outcome.folders else []
     return lines
 
