@@ -152,6 +152,7 @@ class Training:
         self.steps = len(self.blocks["train"]) // config.batch  # of an epoch
         self.masks = Masks(self.tokenizer)
         self.model, self.new = load_model(found, config.seed)
+        self.model.train()
         fused = {"fused": True} if device.type == "cuda" and config.optimizer == "adamw" else {}
         self.optimizer = make_optimizer(config, self.model.parameters(), config.lr, **fused)
         self.given = given_alignment(config, folder)
@@ -179,7 +180,6 @@ class Training:
                 )
 
             def training_step(self, model: Any, inputs: Any, *given: Any, **more: Any) -> Any:
-                model.train()
                 watch.losses.append(backward(model, self._prepare_inputs(inputs)))
                 return watch.losses[-1]
 

@@ -66,7 +66,7 @@ class Backward:
     def __init__(self, loss: Loss, device: torch.device) -> None:
         self.loss, self.device = loss, device
         self.steps: dict[torch.Size, tuple[dict[str, Tensor], Graphed]] = {}  # by shape, with what they read
-        self.found: dict[torch.Size, tuple[Tensor, list[Tensor | None]]] = {}
+        self.found: dict[torch.Size, tuple[Tensor, list[tuple[Tensor, Tensor | None]]]] = {}
 
     def __call__(self, model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
         shape = batch["places"].shape
@@ -78,12 +78,14 @@ class Backward:
             read[key].copy_(value)
         step()
         loss, gradients = self.found[shape]
-        for p, gradient in zip(model.parameters(), gradients, strict=True):
+        for p, gradient in gradients:
             p.grad = gradient  # the Trainer has taken it away
         return loss.clone()
 
     def _step(self, model: nn.Module, batch: Mapping[str, Tensor]) -> None:
+        shape = batch["places"].shape
+        self.found.pop(shape, None)  # the last gradients make room
         model.zero_grad()
         loss = self.loss(model, batch)
         loss.backward()  # type: ignore[no-untyped-call]
-        self.found[batch["places"].shape] = loss.detach(), [p.grad for p in model.parameters()]
+        self.found[shape] = loss.detach(), [(p, p.grad) for p in model.parameters()]
