@@ -223,7 +223,7 @@ def test_a_graph_gives_the_gradients_of_a_plain_step(kind: str) -> None:
     without = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     plain, quick = (test_masked.make(kind, **without).cuda() for _ in range(2))
     assert quicken(quick)
-    both = (plain, Backward(Loss(plain), torch.device("cpu"))), (quick, Backward(Loss(quick), CUDA))
+    both = (plain, Backward(Loss(plain), CUDA, graph=False)), (quick, Backward(Loss(quick), CUDA, graph=True))
     for step in range(12):
         made = {key: value.cuda() for key, value in test_masked.batch(step, (0.15, 0.6)[step % 2])[0].items()}
         losses = [backward(model, made) for model, backward in both]
@@ -232,6 +232,23 @@ def test_a_graph_gives_the_gradients_of_a_plain_step(kind: str) -> None:
             torch.testing.assert_close(p.grad, q.grad, rtol=0.0, atol=0.03 * float(q.grad.abs().max()))
         for model, _ in both:
             model.zero_grad()
+
+
+def test_a_graph_draws_dropout_from_the_step() -> None:
+    test_masked = pytest.importorskip("tests.lab.test_masked")
+    made = {key: value.cuda() for key, value in test_masked.batch(0)[0].items()}
+    losses = []
+    for replayed in (True, False):
+        model = test_masked.make("bert").cuda()
+        assert quicken(model)
+        backward = Backward(Loss(model), CUDA, graph=replayed)
+        losses.append([])
+        for seed in (1, 2, 3, 4, 5, 6, 5, 7):
+            torch.manual_seed(seed)
+            losses[-1].append(float(backward(model, made)))
+            model.zero_grad()
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
+    assert losses[0][4] == losses[0][6] and len(set(losses[0])) == 7
 
 
 def test_a_step_is_timed(tmp_path: Path) -> None:

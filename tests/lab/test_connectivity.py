@@ -14,6 +14,8 @@ from torch.nn.functional import cross_entropy
 import tam
 from tam.lab import connectivity, images
 from tam.lab.connectivity import first_jump
+from tam.lab.experiment import Plan
+from tam.lab.experiments.warmup import EXPERIMENT
 from tam.lab.store import LabError, TrialFolder
 from tests.lab.test_images import config as run_config
 from tests.lab.test_images import outcome, run
@@ -41,7 +43,7 @@ def test_a_warm_up_is_tam_and_then_sgdm_at_half_its_lr(buffers: str, tmp_path: P
     training = images.Training(images.Config(**run_config(**more)), tmp_path, CPU, None)
     model, optimizer = training.model, tam.TAM(training.model.parameters(), lr=0.05)
     second = torch.optim.SGD(model.parameters(), lr=0.025, momentum=0.9)
-    losses = []
+    losses, lengths = [], []
     for epoch in range(4):
         training.draws.epoch(epoch)
         total = 0.0
@@ -50,7 +52,11 @@ def test_a_warm_up_is_tam_and_then_sgdm_at_half_its_lr(buffers: str, tmp_path: P
             loss = cross_entropy(model(x), training.labels[batch])
             model.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
+            before = torch.cat([p.detach().flatten() for p in model.parameters()])
             (optimizer if epoch < 2 else second).step()
+            lengths.append(
+                float((torch.cat([p.detach().flatten() for p in model.parameters()]) - before).norm())
+            )
             total += loss.item() / 5
         if epoch == 1:
             factor = 1.0 if buffers == "keep" else 2.0
@@ -59,6 +65,13 @@ def test_a_warm_up_is_tam_and_then_sgdm_at_half_its_lr(buffers: str, tmp_path: P
         losses.append(total)
     assert [row["loss"] for row in folder.metrics()] == pytest.approx(losses, rel=1e-4)
     assert ["alignment" in row for row in folder.metrics()] == [True, True, False, False]
+    measured = [row.get("update_norm") for row in folder.metrics()]
+    assert measured == [
+        None,
+        pytest.approx(sum(lengths[5:10]) / 5, rel=1e-4),
+        pytest.approx(lengths[10]),
+        None,
+    ]
     assert len(torch.load(folder.path / "alignment.pt", weights_only=True)) == 10
 
 
@@ -169,3 +182,38 @@ def test_jumps() -> None:
 def test_mistakes(mistake: dict[str, Any], tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"at=|not provided for"):
         pair(tmp_path, **mistake)
+
+
+def test_the_control_of_tam_is_sgdm_at_half_the_lr(tmp_path: Path) -> None:
+    """Of TAM at 0.1: its runs are there already; of TAM at 0.2 those of SGDM."""
+    for study, like in zip(EXPERIMENT.presets["quick"], ("SGDM, half its lr", "SGDM"), strict=False):
+        made = Plan(EXPERIMENT, study, tmp_path, "quick")
+        control, same = (made.reported(study.arm(name)) for name in ("SGDM at TAM's effective lr", like))
+        assert control == same is not None
+
+
+def test_a_report_tells_how_long_the_step_is_after_a_switch(tmp_path: Path) -> None:
+    study = EXPERIMENT.presets["smoke"][0]
+    made = Plan(EXPERIMENT, study, tmp_path, "smoke")
+    trials = made.reported(study.arm("TAM until 1, then SGDM"))
+    assert trials is not None
+    for trial, before, after in zip(trials, (2.0, 1.0), (1.0, 0.4), strict=True):
+        folder = TrialFolder(tmp_path, trial)
+        with folder.at_work():
+            for length in (before, after):
+                folder.log({"grad_norm": 1.0, "update_norm": length})
+            folder.finish({"validation": 90.0, "diverged": False}, 1.0, CPU)
+    told = "the first step after the switch has 0.50, 0.40 of the length of those before it"
+    assert EXPERIMENT.says is not None and EXPERIMENT.says(made) == [f"TAM until 1, then SGDM: {told}."]
+
+
+def test_copies_tell_how_far_apart_they_are(tmp_path: Path) -> None:
+    (study,) = (one for one in EXPERIMENT.presets["smoke"] if one.outcome == "barrier")
+    made = Plan(EXPERIMENT, study, tmp_path, "smoke")
+    trials = made.reported(study.arms[0])
+    assert trials is not None
+    folder = TrialFolder(tmp_path, trials[0])
+    with folder.at_work():
+        folder.finish({"barrier_train": 0.25, "apart": 0.004, "diverged": False}, 1.0, CPU)
+    told = f"{study.arms[0].name}: training loss 0.250, copies 0.004 of their norm apart."
+    assert EXPERIMENT.says is not None and EXPERIMENT.says(made) == [told]

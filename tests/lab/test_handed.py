@@ -60,3 +60,13 @@ def test_it_has_as_many_threads_as_its_caller() -> None:
     list(handed(lambda give: found.append(torch.get_num_threads())))
     torch.set_num_threads(before)
     assert found == [1]
+
+
+def test_what_is_set_here_is_set_there() -> None:
+    """The compiler's settings, too, which are a context's."""
+    before = torch._dynamo.config.recompile_limit
+    torch._dynamo.config.recompile_limit = 1234
+    try:
+        assert list(handed(lambda give: give(torch._dynamo.config.recompile_limit))) == [1234]
+    finally:
+        torch._dynamo.config.recompile_limit = before

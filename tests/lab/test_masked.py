@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 import torch
 
+from tam.lab import masked
 from tam.lab.masked import Backward, Loss, quicken
+from tam.lab.store import LabError
 from tam.lab.tokens import IGNORED, _to_predict
 
 transformers = pytest.importorskip("transformers")
@@ -41,7 +43,7 @@ def batch(seed: int, share: float = 0.15) -> tuple[dict[str, torch.Tensor], torc
 def test_the_head_needs_no_other_tokens(kind: str, more: dict[str, Any]) -> None:
     ours, theirs = make(kind, **more), make(kind, **more)
     ours.load_state_dict(theirs.state_dict())
-    backward = Backward(Loss(ours), CPU)
+    backward = Backward(Loss(ours), CPU, graph=False)
     for step in range(2):  # the second one is not added to the first
         made, labels = batch(step)
         torch.manual_seed(7)
@@ -57,18 +59,49 @@ def test_the_head_needs_no_other_tokens(kind: str, more: dict[str, Any]) -> None
                 torch.testing.assert_close(p.grad, q.grad, rtol=1e-4, atol=1e-7)
 
 
-def test_a_shape_has_its_own_step() -> None:
-    """And its gradients are given again, where the Trainer has taken them away."""
-    model = make("bert", hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0)
-    backward = Backward(Loss(model), CPU)
-    losses, norms = [], []
-    for share in (0.15, 0.6, 0.15, 0.6):
-        losses.append(float(backward(model, batch(0, share)[0])))
-        norms.append(sum(float(p.grad.norm()) for p in model.parameters()))
-        model.zero_grad()
-    assert losses[:2] == losses[2:] and losses[0] != losses[1]
-    assert norms[:2] == norms[2:] and norms[0] != norms[1]
-    assert len(backward.steps) == 2
+class Replayed:
+    """Does as a CUDA graph: its second call and all later ones write where the first one has written."""
+
+    def __init__(self, step: Any, device: torch.device) -> None:
+        self.step, self.kept = step, None
+
+    def __call__(self) -> None:
+        backward, (model, read) = self.step.func.__self__, self.step.args
+        shape = read["places"].shape
+        self.step()
+        if self.kept is None:
+            self.kept = backward.found[shape]
+            return
+        loss, gradients = backward.found[shape]
+        self.kept[0].copy_(loss)
+        for (_, mine), (_, new) in zip(self.kept[1], gradients, strict=True):
+            mine.copy_(new)
+        backward.found[shape] = self.kept
+        model.zero_grad()  # a replay gives no parameter its gradient
+
+
+def test_replays_are_plain_steps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two shapes in turn, gradients taken away and clipped in place, dropout drawn from the step."""
+    monkeypatch.setattr(masked, "Graphed", Replayed)
+    both, losses = [], []
+    for graph in (True, False):
+        model = make("bert")
+        optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+        backward = Backward(Loss(model), CPU, graph)
+        found = []
+        for step in range(9):
+            torch.manual_seed(step)
+            made = batch(step, 0.6 if step % 3 == 1 else 0.15)[0]
+            torch.manual_seed(step)
+            found.append(backward(model, made))
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            optimizer.step()
+            optimizer.zero_grad()
+        both.append([p.detach() for p in model.parameters()])
+        losses.append(torch.stack(found))
+        assert len(backward.steps) == (2 if graph else 0)
+    assert torch.equal(*losses)
+    assert all(torch.equal(p, q) for p, q in zip(*both, strict=True))
 
 
 def test_layers_are_compiled_once_for_all_networks(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,4 +150,21 @@ def test_no_attention_mask_is_made(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 
 
 def test_an_attention_of_its_own_is_left_as_it_is() -> None:
-    assert not quicken(make("deberta"))
+    """ModernBERT's has windows, for which transformers makes a mask."""
+    for kind, more in (("deberta", {}), ("modernbert", {"pad_token_id": 0, "local_attention": 16})):
+        model = make(kind, **more).eval()
+        ids = torch.randint(5, 97, (2, 32), generator=torch.Generator().manual_seed(0))
+        before = model(ids).logits
+        assert not quicken(model)
+        assert torch.equal(model(ids).logits, before)
+
+
+def test_no_encoder_with_a_head() -> None:
+    config = transformers.BartConfig(
+        vocab_size=97, d_model=16, encoder_layers=1, decoder_layers=1, encoder_attention_heads=2,
+        decoder_attention_heads=2, encoder_ffn_dim=16, decoder_ffn_dim=16,
+    )  # fmt: skip
+    with pytest.raises(LabError, match="BartForConditionalGeneration is no encoder"):
+        Loss(transformers.BartForConditionalGeneration(config))
+    with pytest.raises(LabError, match="BertModel is no encoder"):
+        Loss(make("bert").base_model)

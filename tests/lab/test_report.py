@@ -51,6 +51,14 @@ SGDM, TAM, LESS = (
 ALL = {"SGDM": SGDM, "TAM": TAM, "TAM, d shuffled": LESS, "TAM, d its mean": LESS}
 
 
+def test_the_overview_has_the_best_mean_first(tmp_path: Path) -> None:
+    group = given(tmp_path, ALL)
+    found = report.overview(group, report.compare(group))[1]
+    assert found == [[group.planned[0].title, "TAM 92.18 ± 0.13 (better); SGDM 90.20 ± 0.16"]]
+    assert "| TAM 92.18 ± 0.13 (better); SGDM 90.20 ± 0.16 |" in report.markdown([group])
+    assert "TAM 92.18 ± 0.13 (better); SGDM" in report.html([group])
+
+
 def test_tam_helps_only_where_it_beats_all_controls_with_all_seeds(tmp_path: Path) -> None:
     def said(name: str, outcomes: dict[str, list[float]], seeds: int = 5) -> str:
         group = given(tmp_path / name, outcomes, seeds)

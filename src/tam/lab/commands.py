@@ -64,10 +64,9 @@ def list_experiments(
             print(f"  --preset {preset}")
             for study in studies:
                 arms = ", ".join(f'"{arm.name}"' for arm in study.arms)
-                epochs = study.workload.get("epochs", "")
-                print(
-                    f"    --study {study.name}: up to {study.trials()} trials, {epochs} epochs; arms {arms}"
-                )
+                length = study.workload.get("epochs", "")
+                by = experiment.curves[0].by if experiment.curves else "epoch"  # or a task, an experience
+                print(f"    --study {study.name}: up to {study.trials()} trials, {length} {by}s; arms {arms}")
 
 
 @app.command()
@@ -77,7 +76,8 @@ def run(
         str,
         typer.Option(
             help="paper: its settings in full; fair: grids of one range of effective lr, extended alike; "
-            "quick: minutes on one GPU; smoke: under a minute on a CPU; `tam lab list NAME` shows all."
+            "quick: minutes, or half an hour, on one GPU; smoke: under a minute on a CPU; `tam lab list "
+            "NAME` shows all."
         ),
     ] = "quick",
     out: Annotated[

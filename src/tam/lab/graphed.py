@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from typing import Any
 
@@ -22,10 +23,15 @@ class Graphed:
         self.graph: Any = None
         self.eager = 0
 
+    def plainly(self) -> None:
+        """A call that is no graph's, which runs no hooks."""
+        self.step()
+
     def __call__(self) -> None:
         if self.graph is not None:
             self.graph.replay()
         elif self.device.type == "cuda" and self.eager == EAGER:
+            gc.collect()  # a graph that nobody has any more must not be destroyed during the capture
             self.graph = torch.cuda.CUDAGraph()
             here = torch.cuda.current_stream()  # an engine's; the default stream cannot be captured
             with torch.cuda.graph(self.graph, stream=None if here == torch.cuda.default_stream() else here):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextvars
 import queue
 import threading
 from collections.abc import Callable, Iterator
@@ -43,7 +44,8 @@ def handed(work: Callable[[Callable[[Any], None]], None]) -> Iterator[Any]:
         except BaseException as error:
             said.put((True, error))
 
-    thread = threading.Thread(target=whole, daemon=True)
+    context = contextvars.copy_context()  # torch's compiler has its settings there
+    thread = threading.Thread(target=context.run, args=(whole,), daemon=True)
     thread.start()
     try:
         while True:

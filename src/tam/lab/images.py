@@ -38,6 +38,7 @@ from tam.lab.store import LabError, TrialFolder
 from tam.lab.trial import Progress, by_epochs, resolved, told
 
 ALIGNMENT = 2  # the columns of what is seen of a step: loss, |g|, s
+BEFORE = 10  # steps before a switch whose mean length the first one after it is compared with
 
 
 @dataclass(frozen=True)
@@ -278,8 +279,16 @@ class Run:
     def epoch(self, epoch: int) -> Generator[None, None, dict[str, Any]]:
         training, config = self.training, self.training.config
         training.begin(epoch)
-        for _ in range(training.steps):
-            training.step()
+        recorded = self._at_the_switch(epoch)
+        length: dict[str, float] = {}
+        for k in range(training.steps):
+            if k == recorded.start:
+                with tam.Recorder(training.optimizer, quantities="update_norm") as recorder:
+                    for _ in recorded:
+                        training.step.plainly()
+                length = {"update_norm": float(recorder["update_norm"].mean())}
+            elif k not in recorded:
+                training.step()
             yield None
         accuracy = training.accuracy(
             training.images[training.validation], training.labels[training.validation]
@@ -295,7 +304,14 @@ class Run:
         lr = config.learning_rate(epoch)
         if config.sgdm_from is not None and epoch >= config.sgdm_from:
             lr /= 2  # SGDM's
-        return row_of(epoch, lr, loss, norm, s, float(host[-1]))
+        return row_of(epoch, lr, loss, norm, s, float(host[-1])) | length
+
+    def _at_the_switch(self, epoch: int) -> range:
+        """The last steps before a warm-up's switch, or the first one after it; else none."""
+        steps, switch = self.training.steps, self.training.config.sgdm_from
+        if switch == epoch + 1:
+            return range(max(0, steps - BEFORE), steps)
+        return range(1) if switch == epoch else range(-1, -1)
 
     def state_dict(self) -> dict[str, Any]:
         return {"training": self.training.state_dict(), "steps": torch.cat(self.steps)}

@@ -168,7 +168,9 @@ class Training:
         package, watch, config = transformers(), self.watch, self.config
         self.loss = Loss(self.model)
         quick = device.type == "cuda" and quicken(self.model)
-        backward = Backward(self.loss, device if quick and self.ranks.count == 1 else torch.device("cpu"))
+        # Graphs of one process may share the numbers dropout is drawn from (torch before 2.13).
+        alone = self.ranks.count == 1 and self.folder.together == 1
+        backward = Backward(self.loss, device, graph=quick and alone)
 
         class InOrder(package.Trainer):  # type: ignore[misc, name-defined]
             """Takes the blocks as they come, and keeps every step's loss."""

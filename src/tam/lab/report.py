@@ -307,13 +307,14 @@ def curves(plan: Plan, key: str) -> Iterator[charts.Series]:
 NOTES = (
     "Outcomes are of the last epoch unless the study says otherwise, mean ± standard deviation over the "
     "seeds; a run whose loss is no longer finite ends there, and counts with what it then has; where that "
-    "is no figure, nothing is decided. Test data is read once, at the end. Differences are taken seed by "
-    "seed: for one seed all arms share the split, the initial weights and the batches. The 95% interval "
-    "is that of one comparison (Student's t). Better or worse: p is at most 0.05 after Holm's correction "
-    "for all comparisons the preset plans, {count} here, run or not; an interval may thus exclude 0 where "
-    "nothing is decided: with {n} seeds the first verdict takes a mean of {least:.2g} standard errors. "
-    "Equivalent, whatever p: the interval lies within the margin (0.2 points for accuracies). Undecided: "
-    "none of these."
+    "is no figure, nothing is decided. Test data is read once, at the end, unless the outcome is of test "
+    "data. Differences are taken seed by seed: for one seed all arms share the split, the initial weights "
+    "and the batches (not the rounding: on GPUs each process chooses its kernels, so that even two runs of "
+    "one config may part within the first epoch). The 95% interval is that of one comparison (Student's t). "
+    "Better or worse: p is at most 0.05 after Holm's correction for all comparisons the preset plans, "
+    "{count} here, run or not; an interval may thus exclude 0 where nothing is decided: with {n} seeds the "
+    "first verdict takes a mean of {least:.2g} standard errors. Equivalent, whatever p: the interval lies "
+    "within the margin (0.2 points for accuracies). Undecided: none of these."
 )
 CURVES = "Curves: mean over the seeds, band from least to greatest."
 ELSEWHERE = "Curves are in the report as HTML."
@@ -330,7 +331,7 @@ def html(groups: Sequence[Group]) -> str:
     links: list[str] = []
     for group in groups:
         differences = compare(group)
-        body.append(f"<p>{escape(_notes(group))} {CURVES}</p>")
+        body += [f"<p>{escape(_notes(group))} {CURVES}</p>", charts.table(*overview(group, differences))]
         for plan in group.plans:
             header, rows = table(plan, differences)
             title = _title(plan)
@@ -348,11 +349,9 @@ def markdown(groups: Sequence[Group]) -> str:
     lines = ["# The lab's report"]
     for group in groups:
         differences = compare(group)
-        lines += ["", f"{_notes(group)} {ELSEWHERE}"]
+        lines += ["", f"{_notes(group)} {ELSEWHERE}", "", *_table(*overview(group, differences))]
         for plan in group.plans:
-            header, rows = table(plan, differences)
-            lines += ["", f"## {_title(plan)}", ""]
-            lines += [_row(header), _row(["---"] * len(header)), *map(_row, rows), ""]
+            lines += ["", f"## {_title(plan)}", "", *_table(*table(plan, differences)), ""]
             for line in _lines(plan, differences):
                 lines += [line, ""]
             lines += [f"- **{k}**: {v}" for k, v in facts(plan).items() if v]
@@ -379,19 +378,28 @@ def _lines(plan: Plan, differences: Differences) -> list[str]:
     paper = plan.study.choices.get("the paper says")
     first = [f"The paper says: {paper}"] if paper else []
     controls = against_controls(plan, differences)
-    return [*first, *ranking(plan), *compared, *controls, *dampings(plan), *said]
+    return [*first, *compared, *controls, *dampings(plan), *said]
 
 
-def ranking(plan: Plan) -> list[str]:
-    """The arms in the order of their means, which says nothing of whether they differ."""
-    study = plan.study
-    found = [(one, one.values(study.outcome)) for one in outcomes(plan) if not one.arm.control_of]
-    means = {one.arm.name: (mean(values.values()), len(values)) for one, values in found if values}
-    if len(means) < 2 or any(arm.versus for arm in study.arms):
-        return []
-    order = sorted(means, key=lambda name: means[name][0], reverse=study.higher)
-    told = (f"{name} {means[name][0]:.{study.digits}f} (n = {means[name][1]})" for name in order)
-    return [f"The best mean first, whether they are told apart or not: {', '.join(told)}."]
+def overview(group: Group, differences: Differences) -> tuple[list[str], list[list[str]]]:
+    """Header and rows: of every study its arms, the best mean first, and the verdict its table gives."""
+    header = ["study", "mean ± standard deviation of its arms, the best first, and the verdict of its table"]
+    return header, [[plan.study.title, _ranking(plan, differences)] for plan in group.plans]
+
+
+def _ranking(plan: Plan, differences: Differences) -> str:
+    study, told = plan.study, {}
+    for outcome in outcomes(plan):
+        arm, values = outcome.arm, outcome.values(study.outcome)
+        if values and not arm.control_of:
+            found = differences.get((study.identity, arm.name, study.compared_with(arm)))
+            verdict = [] if found is None else _difference(found, study.digits, outcome.wanted)[-1:]
+            shown = f"{arm.name} {_shown(values, study.digits)}"
+            told[arm.name] = mean(values.values()), " ".join([shown, *(f"({one})" for one in verdict)])
+    order = list(told.values())
+    if not any(arm.versus for arm in study.arms):  # else each has a counterpart of its own
+        order.sort(key=lambda one: one[0], reverse=study.higher)
+    return "; ".join(text for _, text in order)
 
 
 def _charts(plan: Plan) -> Iterator[str]:
@@ -408,5 +416,5 @@ def _listed(entries: dict[str, str]) -> str:
     return "<dl>" + "".join(told) + "</dl>"
 
 
-def _row(cells: Sequence[str]) -> str:
-    return "| " + " | ".join(cells) + " |"
+def _table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+    return ["| " + " | ".join(cells) + " |" for cells in (header, ["---"] * len(header), *rows)]

@@ -125,10 +125,10 @@ def figures(plan: Plan) -> list[str]:
 
 
 def jumps(plan: Plan) -> list[str]:
-    """Of the gradient norm, seed by seed; of copies, all barriers."""
+    """Of the gradient norm, seed by seed, and the step's at a switch; of copies, all barriers."""
     if plan.study.outcome == "barrier":
         return _all_barriers(plan)
-    lines, calm = [], []
+    lines, calm = _dips(plan), []
     for outcome in outcomes(plan):
         norms = [[row["grad_norm"] for row in folder.metrics()] for folder in outcome.folders.values()]
         found = [first_jump(one) for one in norms if len(one) > 10]  # fewer cannot be judged
@@ -139,13 +139,26 @@ def jumps(plan: Plan) -> list[str]:
     return [*lines, *([f"No jump of |g| in any seed: {'; '.join(calm)}."] if calm else [])]
 
 
+def _dips(plan: Plan) -> list[str]:
+    """How long the first step after a switch is, as a share of those before it."""
+    lines = []
+    for outcome in outcomes(plan):
+        rows = [folder.metrics() for folder in outcome.folders.values()]
+        lengths = [[row["update_norm"] for row in run if "update_norm" in row] for run in rows]
+        found = [f"{after / before:.2f}" for before, after in (one for one in lengths if len(one) == 2)]
+        if found:
+            told = f"the first step after the switch has {', '.join(found)} of the length of those before it"
+            lines.append(f"{outcome.arm.name}: {told}.")
+    return lines
+
+
 def _all_barriers(plan: Plan) -> list[str]:
     lines = []
     for outcome in outcomes(plan):
         found = {title: list(outcome.values(key).values()) for key, title in BARRIERS.items()}
         told = [f"{title} {mean(values):.3f}" for title, values in found.items() if values]
         apart = list(outcome.values("apart").values())
-        told += [f"copies {mean(apart):.0%} of their norm apart"] if apart else []
+        told += [f"copies {mean(apart):.2g} of their norm apart"] if apart else []
         lines += [f"{outcome.arm.name}: {', '.join(told)}."] if outcome.folders else []
     return lines
 
@@ -189,6 +202,10 @@ def check(trial: dict[str, Any], *arguments: Any) -> None:
 
 
 FIXED, TAIL = copies("constant"), copies("tail")
+QUARTERED = (
+    "10,000 of the 40,000 to train on: an epoch has a quarter of the steps, so that epoch 50 comes after "
+    "as many steps as epoch 12 with all of them."
+)
 QUARTER: dict[str, Any] = {"limit": 10_000, "epochs": 100, "keep_at": (5, 25, 50)}
 SMALL: dict[str, Any] = {
     "data": "digits", "model": "tiny", "batch": 64, "held_out": 300, "limit": 256, "epochs": 5,
@@ -204,7 +221,7 @@ EXPERIMENT = Experiment(
         "paper": (study(0.1), study(0.2), FIXED, TAIL),
         "fair": (fair(),),
         "quick": tuple(
-            replace(one, choices={**one.choices, "images": "10,000 of the 40,000 to train on."})
+            replace(one, choices={**one.choices, "images": QUARTERED})
             for one in (
                 *(study(lr, (25, 50), **QUARTER) for lr in (0.1, 0.2)),
                 copies("tail", QUARTER["keep_at"], **QUARTER),
