@@ -24,7 +24,7 @@ class Graphed:
         self.eager = 0
 
     def plainly(self) -> None:
-        """A call that is no graph's, which runs no hooks."""
+        """A call that is no replay: hooks run."""
         self.step()
 
     def __call__(self) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import torch
@@ -279,15 +280,11 @@ class Run:
     def epoch(self, epoch: int) -> Generator[None, None, dict[str, Any]]:
         training, config = self.training, self.training.config
         training.begin(epoch)
-        recorded = self._at_the_switch(epoch)
-        length: dict[str, float] = {}
+        recorded, lengths = self._at_the_switch(epoch), []
         for k in range(training.steps):
-            if k == recorded.start:
-                with tam.Recorder(training.optimizer, quantities="update_norm") as recorder:
-                    for _ in recorded:
-                        training.step.plainly()
-                length = {"update_norm": float(recorder["update_norm"].mean())}
-            elif k not in recorded:
+            if k in recorded:
+                lengths.append(self._recorded_step())
+            else:
                 training.step()
             yield None
         accuracy = training.accuracy(
@@ -304,14 +301,21 @@ class Run:
         lr = config.learning_rate(epoch)
         if config.sgdm_from is not None and epoch >= config.sgdm_from:
             lr /= 2  # SGDM's
-        return row_of(epoch, lr, loss, norm, s, float(host[-1])) | length
+        row = row_of(epoch, lr, loss, norm, s, float(host[-1]))
+        return {**row, "update_norm": fmean(lengths)} if lengths else row
 
     def _at_the_switch(self, epoch: int) -> range:
         """The last steps before a warm-up's switch, or the first one after it; else none."""
         steps, switch = self.training.steps, self.training.config.sgdm_from
         if switch == epoch + 1:
             return range(max(0, steps - BEFORE), steps)
-        return range(1) if switch == epoch else range(-1, -1)
+        return range(1 if switch == epoch else 0)
+
+    def _recorded_step(self) -> float:
+        """A step outside of the graph, which runs no hooks; its length."""
+        with tam.Recorder(self.training.optimizer, quantities="update_norm") as recorder:
+            self.training.step.plainly()
+        return float(recorder["update_norm"])
 
     def state_dict(self) -> dict[str, Any]:
         return {"training": self.training.state_dict(), "steps": torch.cat(self.steps)}
