@@ -93,17 +93,20 @@ def test_a_trial_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
             pass
     before = folder.metrics()
     (again,) = run(tmp_path / "parts", "cuda", [config()])
-    assert again.metrics()[: len(before)] == before and len(again.metrics()) == 4
-    assert again.metrics()[-1]["loss"] == pytest.approx(whole.metrics()[-1]["loss"], rel=0.1)
-    assert len(torch.load(again.path / "alignment.pt", weights_only=True)) == 4 * steps
+    assert again.metrics()[: len(before)] == before and again.metrics() == whole.metrics()
+    s, expected = (torch.load(one.path / "alignment.pt", weights_only=True) for one in (again, whole))
+    assert torch.equal(s, expected) and len(s) == 4 * steps
 
 
 def test_a_warm_up_is_captured_anew_at_its_switch(tmp_path: Path) -> None:
     configs = [config(schedule="constant", sgdm_from=2, buffers=buffers) for buffers in ("keep", "rescale")]
     found, expected = run(tmp_path / "gpu", "cuda", configs), run(tmp_path / "cpu", "cpu", configs)
+    kept, rescaled = (one.metrics() for one in found)
+    assert kept[:2] == rescaled[:2] and kept[2] != rescaled[2]
     for ours, theirs in zip(found, expected, strict=True):
         for mine, other in zip(ours.metrics(), theirs.metrics(), strict=True):
             assert mine["loss"] == pytest.approx(other["loss"], rel=0.1)
+            assert mine.get("update_norm", 0.0) == pytest.approx(other.get("update_norm", 0.0), rel=0.2)
             assert ("alignment" in mine) == ("alignment" in other) == (mine["epoch"] <= 2)
         assert len(torch.load(ours.path / "alignment.pt", weights_only=True)) == len(
             torch.load(theirs.path / "alignment.pt", weights_only=True)
@@ -225,11 +228,14 @@ def test_a_graph_gives_the_gradients_of_a_plain_step(kind: str) -> None:
     assert quicken(quick)
     both = (plain, Backward(Loss(plain), CUDA, graph=False)), (quick, Backward(Loss(quick), CUDA, graph=True))
     for step in range(12):
-        made = {key: value.cuda() for key, value in test_masked.batch(step, (0.15, 0.6)[step % 2])[0].items()}
+        made = {key: value.cuda() for key, value in test_masked.batch(step, (0.1, 0.5)[step % 2])[0].items()}
         losses = [backward(model, made) for model, backward in both]
         torch.testing.assert_close(losses[1], losses[0], rtol=0.01, atol=0.0)
+        largest = max(float(q.grad.abs().max()) for q in plain.parameters())
         for p, q in zip(quick.parameters(), plain.parameters(), strict=True):
-            torch.testing.assert_close(p.grad, q.grad, rtol=0.0, atol=0.03 * float(q.grad.abs().max()))
+            # That of the keys' bias is 0 but for rounding: no query prefers a key for it.
+            atol = 0.03 * float(q.grad.abs().max()) + 1e-6 * largest
+            torch.testing.assert_close(p.grad, q.grad, rtol=0.0, atol=atol)
         for model, _ in both:
             model.zero_grad()
 
@@ -237,18 +243,21 @@ def test_a_graph_gives_the_gradients_of_a_plain_step(kind: str) -> None:
 def test_a_graph_draws_dropout_from_the_step() -> None:
     test_masked = pytest.importorskip("tests.lab.test_masked")
     made = {key: value.cuda() for key, value in test_masked.batch(0)[0].items()}
-    losses = []
+    lengths: list[list[float]] = []  # of the gradient; the loss itself has but bfloat16's digits
     for replayed in (True, False):
         model = test_masked.make("bert").cuda()
         assert quicken(model)
         backward = Backward(Loss(model), CUDA, graph=replayed)
-        losses.append([])
+        lengths.append([])
         for seed in (1, 2, 3, 4, 5, 6, 5, 7):
             torch.manual_seed(seed)
-            losses[-1].append(float(backward(model, made)))
+            backward(model, made)
+            lengths[-1].append(float(torch.nn.utils.get_total_norm([p.grad for p in model.parameters()])))
             model.zero_grad()
-    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
-    assert losses[0][4] == losses[0][6] and len(set(losses[0])) == 7
+    assert lengths[0] == pytest.approx(lengths[1], rel=1e-3)
+    assert lengths[0][4] == pytest.approx(lengths[0][6], rel=1e-5)
+    ordered = sorted(lengths[0][:6])
+    assert all(more > 1.0001 * less for less, more in itertools.pairwise(ordered))
 
 
 def test_a_step_is_timed(tmp_path: Path) -> None:

@@ -18,7 +18,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
-from torch.nn.utils import parameters_to_vector
 
 from tam import landscape
 from tam.lab import images
@@ -177,7 +176,8 @@ def barriers(a: Training, b: Training) -> dict[str, float]:
 @torch.no_grad()
 def apart(a: Training, b: Training) -> float:
     """Their distance, as a share of their mean norm: between equals a barrier of 0 says nothing."""
-    ours, theirs = (parameters_to_vector(one.model.parameters()).double() for one in (a, b))
+    # Flat by hand: torch's parameters_to_vector cannot read weights that lie channels last.
+    ours, theirs = (torch.cat([p.double().flatten() for p in one.model.parameters()]) for one in (a, b))
     return float(2 * (ours - theirs).norm() / (ours.norm() + theirs.norm()))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -132,10 +133,13 @@ class Masks:
 def _to_predict(labels: Tensor) -> tuple[Tensor, Tensor]:
     """Which tokens are to be predicted, and what they are; filled up with tokens that are to be ignored.
 
-    So much that it is a whole number of quarters of all tokens: nearly always one, so that what reads it has
+    So much that it is a whole number of shares of all tokens: nearly always one, so that what reads it has
     one shape.
     """
     places = (labels != IGNORED).nonzero().flatten()
-    quarter = -(-len(labels) // 4)
-    missing = max(-(-len(places) // quarter), 1) * quarter - len(places)
+    share = math.ceil(len(labels) * SHARE)
+    missing = max(-(-len(places) // share), 1) * share - len(places)
     return pad(places, (0, missing)), pad(labels[places], (0, missing), value=IGNORED)
+
+
+SHARE = 1.25 * MASKED  # of 4,096 tokens it takes seven standard deviations to have more

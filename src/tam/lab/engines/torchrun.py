@@ -12,7 +12,7 @@ from contextlib import nullcontext
 import torch
 import torch.distributed as dist
 
-from tam.lab.engines.work import Event, Job, Place, failure
+from tam.lab.engines.work import Event, Job, Place, failure, prepare
 from tam.lab.experiment import experiments
 from tam.lab.store import LabError
 
@@ -35,8 +35,7 @@ class Torchrun:
         if self.place.device.startswith("cuda"):
             self.device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
             torch.cuda.set_device(self.device)
-        else:
-            torch.set_num_threads(1)
+        prepare(self.device)
         dist.init_process_group("nccl" if self.device.type == "cuda" else "gloo")
         return self
 

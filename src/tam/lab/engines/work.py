@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import traceback
 from collections.abc import Callable, Iterator
@@ -91,19 +92,34 @@ class Lane:
             return next(self.steps)
 
 
+def prepare(device: torch.device) -> None:
+    """Sets what a process needs before its first trial.
+
+    A trial's bits are not to depend on the process that runs it, nor on how many run side by side: two arms
+    of a seed that begin alike stay alike until they differ. So no kernel is chosen by its time, and none
+    adds in an order of its own. (Attention's gradients still do: their own kernels are left as they are.)
+    """
+    if device.type != "cuda":
+        torch.set_num_threads(1)
+        return
+    from torch._inductor import config as inductor  # a second to import, for GPUs alone
+
+    torch.backends.cudnn.benchmark = False
+    torch.backends.cudnn.deterministic = True
+    inductor.deterministic = True
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # one workspace a stream
+    torch.set_float32_matmul_precision("high")
+    # Every trial compiles its own step; after eight torch would leave them uncompiled.
+    torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit = 100_000
+
+
 def work(place: Place, take: Callable[[bool], Job | None], tell: Callable[[Event], None]) -> None:
     """Runs what `take` gives until it gives None, `place.together` trials at a time, in turns.
 
     `take(True)` waits for a job; `take(False)` raises queue.Empty where there is none now.
     """
     device = torch.device(place.device)
-    if device.type == "cuda":
-        torch.backends.cudnn.benchmark = True
-        torch.set_float32_matmul_precision("high")
-        # Every trial compiles its own step; after eight torch would leave them uncompiled.
-        torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit = 100_000
-    else:
-        torch.set_num_threads(1)  # results do not depend on how many trials run side by side
+    prepare(device)
     lanes: list[Lane] = []
     more = True
     while more or lanes:

@@ -224,7 +224,7 @@ EXPERIMENT = Experiment(
             replace(one, choices={**one.choices, "images": QUARTERED})
             for one in (
                 *(study(lr, (25, 50), **QUARTER) for lr in (0.1, 0.2)),
-                copies("tail", QUARTER["keep_at"], **QUARTER),
+                *(copies(schedule, QUARTER["keep_at"], **QUARTER) for schedule in ("constant", "tail")),
             )
         ),
         "smoke": tuple(
