@@ -51,6 +51,18 @@ SGDM, TAM, LESS = (
 ALL = {"SGDM": SGDM, "TAM": TAM, "TAM, d shuffled": LESS, "TAM, d its mean": LESS}
 
 
+def test_an_arm_with_the_runs_of_another(tmp_path: Path) -> None:
+    group = given(tmp_path, ALL)
+    made = group.plans[0]
+    again = replace(made.study.arm("SGDM"), name="SGDM, more lrs")
+    study = replace(made.study, arms=(*made.study.arms, again))
+    with_it = Plan(made.experiment, study, tmp_path, "paper")
+    found = report.markdown([Group([with_it], (study,))])
+    assert "\n\nSGDM, more lrs: the same runs as SGDM, at the same lr.\n\n" in found
+    assert found.count("the same runs as") == 2  # the control at TAM's effective lr is SGDM, too
+    assert report.markdown([given(tmp_path / "none", {})]).count("the same runs as") == 0
+
+
 def test_the_overview_has_the_best_mean_first(tmp_path: Path) -> None:
     group = given(tmp_path, ALL)
     found = report.overview(group, report.compare(group))[1]

@@ -49,3 +49,14 @@ def outcomes(plan: Plan) -> list[Outcome]:
         lr, edge = chosen if chosen is not None else (None, False)
         found.append(Outcome(arm, lr, edge, done, len(plan.study.seeds), plan.study.outcome))
     return found
+
+
+def twins(plan: Plan) -> dict[str, str]:
+    """Arms whose lr, chosen or given, makes their trials those of an arm before them; and that arm."""
+    found: dict[str, str] = {}
+    first: dict[frozenset[str], str] = {}
+    for outcome in (one for one in outcomes(plan) if one.folders):
+        name = first.setdefault(frozenset(outcome.keys), outcome.arm.name)
+        if name != outcome.arm.name:
+            found[outcome.arm.name] = name
+    return found

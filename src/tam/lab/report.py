@@ -13,7 +13,7 @@ from typing import Any
 from tam.lab import charts, stats
 from tam.lab.experiment import Arm, Plan
 from tam.lab.models import MODELS
-from tam.lab.outcome import Outcome, outcomes
+from tam.lab.outcome import Outcome, outcomes, twins
 from tam.lab.runner import Group, shown
 from tam.lab.stats import Difference, Pairs
 from tam.lab.store import write_whole
@@ -185,7 +185,10 @@ def _without_d(plan: Plan, source: str, controls: Sequence[str]) -> list[str]:
 def dampings(plan: Plan) -> list[str]:
     """The mean s of all epochs, and d: at 1/2, and an lr twice SGDM's, TAM is SGDM."""
     told = []
-    for outcome in (one for one in outcomes(plan) if not one.arm.control_of):  # theirs is replaced
+    again = twins(plan)
+    for outcome in outcomes(plan):
+        if outcome.arm.control_of or outcome.arm.name in again:  # a control's is replaced
+            continue
         rows = [folder.metrics() for folder in outcome.folders.values()]
         s = [row["alignment"] for run in rows for row in run if "alignment" in row]
         told += [f"{outcome.arm.name} {mean(s):+.3f} and {(1 + mean(s)) / 2:.3f}"] if s else []
@@ -309,8 +312,8 @@ NOTES = (
     "seeds; a run whose loss is no longer finite ends there, and counts with what it then has; where that "
     "is no figure, nothing is decided. Test data is read once, at the end, unless the outcome is of test "
     "data. Differences are taken seed by seed: for one seed all arms share the split, the initial weights "
-    "and the batches (not the rounding: on GPUs each process chooses its kernels, so that even two runs of "
-    "one config may part within the first epoch). The 95% interval is that of one comparison (Student's t). "
+    "and the batches; on GPUs, not always the rounding, so that runs that begin alike may part early. The "
+    "95% interval is that of one comparison (Student's t). "
     "Better or worse: p is at most 0.05 after Holm's correction for all comparisons the preset plans, "
     "{count} here, run or not; an interval may thus exclude 0 where nothing is decided: with {n} seeds the "
     "first verdict takes a mean of {least:.2g} standard errors. Equivalent, whatever p: the interval lies "
@@ -378,7 +381,8 @@ def _lines(plan: Plan, differences: Differences) -> list[str]:
     paper = plan.study.choices.get("the paper says")
     first = [f"The paper says: {paper}"] if paper else []
     controls = against_controls(plan, differences)
-    return [*first, *compared, *controls, *dampings(plan), *said]
+    same = [f"{arm}: the same runs as {other}, at the same lr." for arm, other in twins(plan).items()]
+    return [*first, *same, *compared, *controls, *dampings(plan), *said]
 
 
 def overview(group: Group, differences: Differences) -> tuple[list[str], list[list[str]]]:

@@ -12,7 +12,7 @@ from tam.lab import comparison, llm, variants
 from tam.lab.charts import table
 from tam.lab.embedding import local, score, tasks
 from tam.lab.experiment import Arm, Curve, Experiment, Plan, Study
-from tam.lab.outcome import outcomes
+from tam.lab.outcome import outcomes, twins
 
 CHOICES = {
     "outcome": "validation perplexity of the best epoch, by which lrs are chosen, too; test perplexity is "
@@ -211,11 +211,11 @@ def _new(plan: Plan) -> list[str]:
 
 def compared(plan: Plan) -> list[str]:
     """Scores in words, what the comparisons come to, and where the paper's tables do not say what it says."""
-    lines = [*_texts(plan), *_new(plan)]
+    lines, again = [*_texts(plan), *_new(plan)], twins(plan)
     for arm in plan.study.arms:
         told = ", ".join(f"{task} {_mean_told(by)}" for task, by in scores(plan, arm.name).items())
-        lines += [f"{arm.name} on MTEB: {told}."] if told else []
-    for other, baseline in PAIRS:
+        lines += [f"{arm.name} on MTEB: {told}."] if told and arm.name not in again else []
+    for other, baseline in (pair for pair in PAIRS if pair[0] not in again):
         pairs = pairs_of(plan, other, baseline)
         told = ", ".join(f"{task} {_difference_told(both)}" for task, both in pairs.items())
         lines += [f"{other} minus {baseline} on MTEB: {told}."] if told else []
