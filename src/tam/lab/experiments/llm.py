@@ -108,6 +108,12 @@ def smoke() -> tuple[Study, ...]:
 PAIRS = ((ADATAMW, ADAMW), (FIFTH, ADAMW), (ADATAMW, FIVE_TIMES), (CORRECTED, ADAMW))
 
 
+def _pairs(plan: Plan) -> list[tuple[str, str]]:
+    """What is compared on MTEB, but for arms that are the runs of one before them."""
+    again = twins(plan)
+    return [pair for pair in PAIRS if pair[0] not in again]
+
+
 def scores(plan: Plan, name: str) -> dict[str, dict[int, float]]:
     """Of an arm, by task and seed."""
     found: dict[str, dict[int, float]] = {}
@@ -173,7 +179,7 @@ def figures(plan: Plan) -> list[str]:
     body = [[name, *(_mean_told(one.get(task, {})) for task in names)] for name, one in found.items()]
     drawn = [table(["MTEB, main score", *names], body)] if names else []
     if _is_first(plan):
-        for other, baseline in PAIRS:
+        for other, baseline in _pairs(plan):
             rows = rows_of(plan, other, baseline)
             drawn += comparison.figures(rows, other, baseline) if rows else []
     if plan.study.name == plan.experiment.presets[plan.preset][0].name:
@@ -215,13 +221,13 @@ def compared(plan: Plan) -> list[str]:
     for arm in plan.study.arms:
         told = ", ".join(f"{task} {_mean_told(by)}" for task, by in scores(plan, arm.name).items())
         lines += [f"{arm.name} on MTEB: {told}."] if told and arm.name not in again else []
-    for other, baseline in (pair for pair in PAIRS if pair[0] not in again):
+    for other, baseline in _pairs(plan):
         pairs = pairs_of(plan, other, baseline)
         told = ", ".join(f"{task} {_difference_told(both)}" for task, both in pairs.items())
         lines += [f"{other} minus {baseline} on MTEB: {told}."] if told else []
     if not _is_first(plan):
         return lines
-    for other, baseline in PAIRS:
+    for other, baseline in _pairs(plan):
         for share in comparison.shares(rows_of(plan, other, baseline)):
             if share.n:
                 told = f"better on {share.counts['better']}, within 0.2% or better on {share.counts['0.2']}"
