@@ -106,7 +106,8 @@ def prepare(device: torch.device) -> None:
 
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.deterministic = True
-    inductor.deterministic = True
+    if hasattr(inductor, "deterministic"):  # older versions of torch always time the kernels they make
+        inductor.deterministic = True
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # one workspace a stream
     torch.set_float32_matmul_precision("high")
     # Every trial compiles its own step; after eight torch would leave them uncompiled.
