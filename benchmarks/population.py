@@ -15,6 +15,7 @@ from statistics import median
 
 import torch
 
+from tam.lab.engines.work import prepare
 from tam.lab.experiments.online import DELTAS, GRID
 from tam.lab.machine import machine
 from tam.lab.population import Config, Population
@@ -56,8 +57,8 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     parser.add_argument("--passes", type=int, default=10)
     arguments = parser.parse_args()
-    torch.set_float32_matmul_precision("high")
     device = torch.device("cuda")
+    prepare(device)
     found = {}
     for depth in (2, 4):
         with torch.cuda.stream(torch.cuda.Stream()):

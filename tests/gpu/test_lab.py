@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from tam.lab import connectivity, continual, graph, images, llm, online, runtime
+from tam.lab.engines.local import Local
 from tam.lab.engines.work import Event, Job, Place, work
 from tam.lab.masked import Backward, Loss, quicken
 from tam.lab.store import TrialFolder
@@ -98,6 +99,19 @@ def test_a_trial_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     assert torch.equal(s, expected) and len(s) == 4 * steps
 
 
+def test_another_process_ends_with_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that finds no kernels of ours; three trials side by side in it, one here."""
+    (here,) = run(tmp_path / "here", "cuda", [config()])
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "kernels"))
+    jobs = [Job("images", config(seed=seed)) for seed in range(3)]
+    with Local(Place(tmp_path / "there", tmp_path, "cuda", together=3), 1, lambda event: None) as engine:
+        engine.run(jobs)
+    there = TrialFolder(tmp_path / "there", config())
+    assert there.metrics() == here.metrics() and len(there.metrics()) == 4
+    s, expected = (torch.load(one.path / "alignment.pt", weights_only=True) for one in (there, here))
+    assert torch.equal(s, expected)
+
+
 def test_a_warm_up_is_captured_anew_at_its_switch(tmp_path: Path) -> None:
     configs = [config(schedule="constant", sgdm_from=2, buffers=buffers) for buffers in ("keep", "rescale")]
     found, expected = run(tmp_path / "gpu", "cuda", configs), run(tmp_path / "cpu", "cpu", configs)
@@ -106,6 +120,7 @@ def test_a_warm_up_is_captured_anew_at_its_switch(tmp_path: Path) -> None:
     for ours, theirs in zip(found, expected, strict=True):
         for mine, other in zip(ours.metrics(), theirs.metrics(), strict=True):
             assert mine["loss"] == pytest.approx(other["loss"], rel=0.1)
+            assert ("update_norm" in mine) == (mine["epoch"] in (2, 3))
             assert mine.get("update_norm", 0.0) == pytest.approx(other.get("update_norm", 0.0), rel=0.2)
             assert ("alignment" in mine) == ("alignment" in other) == (mine["epoch"] <= 2)
         assert len(torch.load(ours.path / "alignment.pt", weights_only=True)) == len(
@@ -249,15 +264,19 @@ def test_a_graph_draws_dropout_from_the_step() -> None:
         assert quicken(model)
         backward = Backward(Loss(model), CUDA, graph=replayed)
         lengths.append([])
-        for seed in (1, 2, 3, 4, 5, 6, 5, 7):
+        for seed in SEEDS:
             torch.manual_seed(seed)
             backward(model, made)
             lengths[-1].append(float(torch.nn.utils.get_total_norm([p.grad for p in model.parameters()])))
             model.zero_grad()
+    # Compiled or not, replayed or not, a seed's gradients are its own: no other seed's are as near.
+    for seed, found in zip(SEEDS, lengths[0], strict=True):
+        nearest = min(zip(lengths[1], SEEDS, strict=True), key=lambda other: abs(other[0] - found))
+        assert nearest[1] == seed
     assert lengths[0] == pytest.approx(lengths[1], rel=1e-3)
-    assert lengths[0][4] == pytest.approx(lengths[0][6], rel=1e-5)
-    ordered = sorted(lengths[0][:6])
-    assert all(more > 1.0001 * less for less, more in itertools.pairwise(ordered))
+
+
+SEEDS = (1, 2, 3, 4, 5, 6, 5, 7)
 
 
 def test_a_step_is_timed(tmp_path: Path) -> None:

@@ -152,6 +152,7 @@ def test_the_report_in_a_browser(folder: Path, tmp_path: Path) -> None:
             ["run", "runtime", "--preset", "smoke", "--controls", "--out", "X"],
             "runtime has no controls of TAM",
         ),
+        (["mteb", "X", "--data", "nowhere"], "--data nowhere: no such folder"),
         (["mteb", "X", "--tasks", "Nonsense"], "task 'Nonsense': MTEB has none of that name"),
         (["status", "X"], "has no runs.json: nothing was run there"),
         (["report", "X", "-o", "X.html"], "has no runs.json: nothing was run there"),

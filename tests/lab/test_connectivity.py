@@ -155,6 +155,9 @@ def test_barriers_against_a_line_written_out(tmp_path: Path) -> None:
     share = (flat[0] - flat[1]).norm() / (0.5 * flat[0].norm() + 0.5 * flat[1].norm())
     assert connectivity.apart(a, b) == pytest.approx(float(share)) and share > 0.001
     assert connectivity.apart(a, a) == 0
+    for training in (a, b):
+        training.model.to(memory_format=torch.channels_last)  # as on a GPU
+    assert connectivity.apart(a, b) == pytest.approx(float(share))
     found = connectivity.barriers(a, b)
     ends, between = [training.model.state_dict() for training in (a, b)], copy.deepcopy(a.model).eval()
     for name, rows in (("train", a.draws.indices), ("validation", a.validation)):
@@ -207,6 +210,12 @@ def test_a_report_tells_how_long_the_step_is_after_a_switch(tmp_path: Path) -> N
     assert EXPERIMENT.says is not None and EXPERIMENT.says(made) == [f"TAM until 1, then SGDM: {told}."]
 
 
+def test_copies_are_planned_at_a_fixed_lr_and_with_a_tail() -> None:
+    for preset in ("paper", "quick"):
+        names = [study.name for study in EXPERIMENT.presets[preset] if study.outcome == "barrier"]
+        assert names == ["copies-constant", "copies-tail"]
+
+
 def test_copies_tell_how_far_apart_they_are(tmp_path: Path) -> None:
     (study,) = (one for one in EXPERIMENT.presets["smoke"] if one.outcome == "barrier")
     made = Plan(EXPERIMENT, study, tmp_path, "smoke")
@@ -215,5 +224,5 @@ def test_copies_tell_how_far_apart_they_are(tmp_path: Path) -> None:
     folder = TrialFolder(tmp_path, trials[0])
     with folder.at_work():
         folder.finish({"barrier_train": 0.25, "apart": 0.004, "diverged": False}, 1.0, CPU)
-    told = f"{study.arms[0].name}: training loss 0.250, copies 0.004 of their norm apart."
+    told = f"{study.arms[0].name}: training loss 0.2500, copies 0.004 of their norm apart."
     assert EXPERIMENT.says is not None and EXPERIMENT.says(made) == [told]

@@ -18,7 +18,7 @@ import tam
 from tam.lab.engines import local
 from tam.lab.engines.local import Local
 from tam.lab.engines.ray import Ray
-from tam.lab.engines.work import Event, Job, Place, work
+from tam.lab.engines.work import Event, Job, Place, prepare, work
 from tam.lab.store import LabError, TrialFolder
 from tests.lab.test_images import config, outcome
 
@@ -41,6 +41,29 @@ def test_side_by_side_or_one_after_the_other(tmp_path: Path) -> None:
     for job in jobs(3):
         one, two = (outcome(TrialFolder(tmp_path / str(n), job.config)) for n in (1, 2))
         assert one == two
+
+
+def test_on_a_gpu_no_kernel_that_adds_is_chosen_by_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch._dynamo import config as dynamo
+    from torch._inductor import config as inductor
+
+    precision = torch.get_float32_matmul_precision()
+    for where, name in (
+        (torch.backends.cudnn, "benchmark"),
+        (torch.backends.cudnn, "deterministic"),
+        (inductor, "deterministic"),
+        (dynamo, "recompile_limit"),
+        (dynamo, "accumulated_recompile_limit"),
+    ):
+        monkeypatch.setattr(where, name, getattr(where, name))  # as it was, at the end
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    torch.backends.cudnn.benchmark = True
+    prepare(torch.device("cuda"))
+    torch.set_float32_matmul_precision(precision)
+    assert torch.backends.cudnn.deterministic and not torch.backends.cudnn.benchmark
+    assert inductor.deterministic and os.environ.pop("CUBLAS_WORKSPACE_CONFIG") == ":4096:8"
+    monkeypatch.delattr(inductor, "deterministic")  # of an older torch
+    prepare(torch.device("cuda"))
 
 
 def test_a_finished_trial_is_not_run_again(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import itertools
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ import torch
 import tam
 from tam.lab import llm, tokens
 from tam.lab.data import DataError, text
+from tam.lab.experiment import Plan
+from tam.lab.experiments import llm as experiment
 from tam.lab.models import language
 from tam.lab.runner import Selection, plans, run
 from tam.lab.store import LabError, TrialFolder
@@ -259,6 +262,9 @@ def test_a_folder_without_a_tokenizer_or_weights(tmp_path: Path) -> None:
     (folder / "model.safetensors").rename(tmp_path / "weights")
     with pytest.raises(LabError, match="has no weights"):
         language.note(f"mine={folder}", tmp_path / "lab")
+    (folder / "model.safetensors").write_bytes((tmp_path / "weights").read_bytes()[:-1])
+    with pytest.raises(LabError, match=r"model\.safetensors cannot be read"):
+        language.note(f"mine={folder}", tmp_path / "lab")
     (tmp_path / "weights").rename(folder / "model.safetensors")
     for path in folder.glob("*token*"):
         path.unlink()
@@ -293,5 +299,38 @@ def test_smoke_fine_tunes_scores_and_compares(tmp_path: Path) -> None:
     report.write(tmp_path, tmp_path / "report.md")
     report.write(tmp_path, tmp_path / "report.html")
     told = (tmp_path / "report.md").read_text()
-    assert "AdaTAMW on MTEB: GeneratedSTS" in told and "not fine-tuned on MTEB" in told
-    assert "Does not agree" in told and "AdaTAMW beside AdamW, fine-tuned for 2 epochs" in told
+    assert "| MTEB, main score | GeneratedSTS |" in told and "| AdaTAMW minus AdamW | " in told
+    assert "Does not agree" in told and "AdaTAMW beside AdamW, 2 epochs, means of 2 seeds: " in told
+
+
+def test_arms_that_are_the_same_runs_are_compared_once(tmp_path: Path) -> None:
+    """AdaTAMW's and that over a fifth of the lrs, in the first study alone; in the second AdamW's two."""
+    studies, lr = [], experiment.GRID[-1]
+    result = {"perplexity": 9.0, "diverged": False, "text": "", "blocks": 1}
+    for study, name in zip(experiment.smoke(), (experiment.FIFTH, experiment.FIVE_TIMES), strict=True):
+        arms = tuple(replace(arm, lrs=(lr,)) if arm.name == name else arm for arm in study.arms)
+        studies.append(replace(study, arms=arms))
+    changed = replace(experiment.EXPERIMENT, presets={"smoke": tuple(studies)})
+    both = [Plan(changed, study, tmp_path, "smoke") for study in studies]
+    for plan in both:
+        for i, arm in enumerate(plan.study.arms):
+            for trial in plan.reported(arm) or []:
+                folder = TrialFolder(tmp_path, trial)
+                if folder.result is None:
+                    with folder.at_work():
+                        folder.finish(result, 1.0, CPU)
+                    (folder.path / "mteb").mkdir()
+                    (folder.path / "mteb" / "GeneratedSTS.json").write_text(f'{{"score": {50 + i}}}')
+    first, second = ([row[0] for row in experiment.tables(plan)[1][1]] for plan in both)
+    usual = [f"{other} minus {baseline}" for other, baseline in experiment.PAIRS]
+    assert first == [name for name in usual if not name.startswith(experiment.FIFTH)]
+    assert second == [name for name in usual if not name.endswith(experiment.FIVE_TIMES)]
+    assert experiment.FIFTH not in [row[0] for row in experiment.tables(both[0])[0][1]]
+    told = [line for line in experiment.compared(both[0]) if " beside AdamW" in line]
+    fifth, five = (
+        f"{experiment.FIFTH} beside AdamW, {{}} epochs, means of 2 seeds",
+        "five times the lrs, {} epochs",
+    )
+    for pattern, epochs in ((fifth, 2), (five, 1)):
+        assert sum(pattern.format(epochs) in line for line in told) == 1
+        assert not any(pattern.format(3 - epochs) in line for line in told)

@@ -66,7 +66,9 @@ def test_an_arm_with_the_runs_of_another(tmp_path: Path) -> None:
 def test_the_overview_has_the_best_mean_first(tmp_path: Path) -> None:
     group = given(tmp_path, ALL)
     found = report.overview(group, report.compare(group))[1]
-    assert found == [[group.planned[0].title, "TAM 92.18 ± 0.13 (better); SGDM 90.20 ± 0.16"]]
+    assert found == [
+        [f"{group.planned[0].title}: validation %", "TAM 92.18 ± 0.13 (better); SGDM 90.20 ± 0.16"]
+    ]
     assert "| TAM 92.18 ± 0.13 (better); SGDM 90.20 ± 0.16 |" in report.markdown([group])
     assert "TAM 92.18 ± 0.13 (better); SGDM" in report.html([group])
 

@@ -45,6 +45,13 @@ def test_masks(tmp_path: Path) -> None:
     assert hidden == pytest.approx(0.8, abs=0.03) and kept == pytest.approx(0.1 + 0.1 / 80, abs=0.03)
 
 
+def test_a_batch_has_room_for_a_quarter_more_than_is_masked() -> None:
+    labels = torch.full((4096,), -100)
+    for count, room in ((0, 768), (614, 768), (768, 768), (769, 1536)):
+        labels[:count] = 7
+        assert len(tokens._to_predict(labels)[0]) == room
+
+
 @pytest.mark.parametrize("share", [0.0, 0.15, 0.3, 0.9])
 def test_what_is_to_be_predicted_has_few_shapes(share: float) -> None:
     labels = torch.where(torch.rand(128, generator=torch.Generator().manual_seed(0)) < share, 7, -100)

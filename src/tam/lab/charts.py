@@ -75,13 +75,16 @@ def line_chart(
     return f'<svg class="chart" {box} role="img" aria-label="{escape(title)}">\n{body}\n</svg>'
 
 
-def table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """An HTML table; the first column is text, the others are numbers. A header may have line breaks."""
+def table(header: Sequence[str], rows: Iterable[Sequence[str]], prose: bool = False) -> str:
+    """An HTML table; the first column is text, the others are numbers, or prose.
+
+    A header may have line breaks.
+    """
     head = "".join(f"<th>{escape(cell)}</th>" for cell in header)
     body = "".join("<tr>" + "".join(f"<td>{escape(c)}</td>" for c in row) + "</tr>\n" for row in rows)
-    return (
-        f'<div class="table"><table>\n<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody>\n</table></div>'
-    )
+    kind = "table prose" if prose else "table"
+    rows_of_it = f"<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody>"
+    return f'<div class="{kind}"><table>\n{rows_of_it}\n</table></div>'
 
 
 def page(title: str, body: str) -> str:
@@ -130,6 +133,7 @@ table {{ border-collapse: collapse; font-variant-numeric: tabular-nums; font-siz
 th, td {{ padding: 4px 8px; text-align: right; border-bottom: 1px solid var(--grid); }}
 th:first-child, td:first-child {{ text-align: left; }}
 td:not(:first-child) {{ white-space: nowrap; }}
+.prose th, .prose td {{ text-align: left !important; vertical-align: top; white-space: normal !important; }}
 th {{ color: var(--dim); font-weight: 600; vertical-align: bottom; white-space: pre-line; }}
 dl {{ display: grid; grid-template-columns: max-content 1fr; gap: 2px 20px; }}
 dt {{ color: var(--dim); }} dd {{ margin: 0; }}
@@ -216,7 +220,7 @@ def _labels(marks: Sequence[float], log: bool) -> list[str]:
 
 def _frame(x_axis: Axis, y_axis: Axis, title: str, x_label: str, y_label: str) -> Iterator[str]:
     left, right, top, bottom = _LEFT, WIDTH - _RIGHT, _TOP, _HEIGHT - _BOTTOM
-    yield label_at(left, 18, title, "start", "title")
+    yield title_at(left, title)
     for value, label in y_axis.ticks:
         y = y_axis(value)
         yield f'<path class="grid" d="M{left} {y:.1f}H{right}"/>'
@@ -296,3 +300,10 @@ def _points(points: Iterable[tuple[float, float]]) -> str:
 def label_at(x: float, y: float, text: str, anchor: str, css: str = "", extra: str = "") -> str:
     css = f' class="{css}"' if css else ""
     return f'<text x="{x:g}" y="{y:.1f}" text-anchor="{anchor}"{css}{extra}>{escape(text)}</text>'
+
+
+def title_at(left: float, title: str) -> str:
+    """Above a chart; a long one is squeezed."""
+    room = WIDTH - left - 8
+    squeezed = f' textLength="{room:g}" lengthAdjust="spacingAndGlyphs"' if 8 * len(title) > room else ""
+    return label_at(left, 18, title, "start", "title", squeezed)

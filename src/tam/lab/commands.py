@@ -259,6 +259,8 @@ def mteb(
     """
     if device not in ("cpu", "cuda"):
         _ends(LabError(f"--device {device}: must be cpu or cuda"))
+    if data is not None and not data.is_dir():
+        _ends(LabError(f"--data {data}: no such folder"))
     failed, where = 0, data or default_folder()
     try:
         check_tasks(tasks.split(",") if tasks else (), where)

@@ -150,6 +150,9 @@ class Together:
     kind: Callable[[Trial], str]
 
 
+Table = tuple[list[str], list[list[str]]]  # header and rows
+
+
 @dataclass(frozen=True)
 class Experiment:
     """A section of the paper."""
@@ -161,13 +164,14 @@ class Experiment:
     presets: Mapping[str, tuple[Study, ...]]
     choices: Mapping[str, str]  # what the paper does not say, and what was chosen for which reason
     curves: tuple[Curve, ...]
-    figures: Callable[[Plan], list[str]] | None = None  # charts and tables besides, as HTML
+    figures: Callable[[Plan], list[str]] | None = None  # charts besides, as HTML
     check: Callable[[Trial, Path], None] = lambda trial, data: None  # raises where data is missing
     ranks: bool = False  # a trial can run on all ranks of a torchrun job
     alone: bool = False  # trials measure time: none runs beside another
     gpu: bool = True  # presets but smoke are meant for one
     together: Together | None = None  # instead of `run`
     says: Callable[[Plan], list[str]] | None = None  # lines besides, of what was found
+    tables: Callable[[Plan], list[Table]] | None = None  # besides, too
 
 
 def experiments() -> dict[str, Experiment]:

@@ -11,7 +11,7 @@ from statistics import mean
 from typing import Any
 
 from tam.lab import charts, stats
-from tam.lab.experiment import Arm, Plan
+from tam.lab.experiment import Arm, Plan, Study, Table
 from tam.lab.models import MODELS
 from tam.lab.outcome import Outcome, outcomes, twins
 from tam.lab.runner import Group, shown
@@ -334,13 +334,17 @@ def html(groups: Sequence[Group]) -> str:
     links: list[str] = []
     for group in groups:
         differences = compare(group)
-        body += [f"<p>{escape(_notes(group))} {CURVES}</p>", charts.table(*overview(group, differences))]
+        body += [
+            f"<p>{escape(_notes(group))} {CURVES}</p>",
+            charts.table(*overview(group, differences), prose=True),
+        ]
         for plan in group.plans:
             header, rows = table(plan, differences)
             title = _title(plan)
             anchor = f"{plan.experiment.name}-{plan.preset}-{plan.study.name}-{len(links)}"
             links.append(f'<li><a href="#{escape(anchor)}">{escape(title)}</a></li>')
             body += [f'<h2 id="{escape(anchor)}">{escape(title)}</h2>', charts.table(header, rows)]
+            body += [charts.table(*one) for one in _tables(plan)]
             body += [f"<p>{escape(line)}</p>" for line in _lines(plan, differences)]
             body += ['<div class="charts">', *_charts(plan), "</div>", _listed(facts(plan))]
     contents = ["<ul>", *links, "</ul>"] if len(links) > 1 else []
@@ -354,7 +358,9 @@ def markdown(groups: Sequence[Group]) -> str:
         differences = compare(group)
         lines += ["", f"{_notes(group)} {ELSEWHERE}", "", *_table(*overview(group, differences))]
         for plan in group.plans:
-            lines += ["", f"## {_title(plan)}", "", *_table(*table(plan, differences)), ""]
+            lines += ["", f"## {_title(plan)}", ""]
+            for one in (table(plan, differences), *_tables(plan)):
+                lines += [*_table(*one), ""]
             for line in _lines(plan, differences):
                 lines += [line, ""]
             lines += [f"- **{k}**: {v}" for k, v in facts(plan).items() if v]
@@ -375,6 +381,10 @@ def _title(plan: Plan) -> str:
     return f"{plan.experiment.name}: {plan.study.title} (preset {plan.preset}{small})"
 
 
+def _tables(plan: Plan) -> list[Table]:
+    return plan.experiment.tables(plan) if plan.experiment.tables is not None else []
+
+
 def _lines(plan: Plan, differences: Differences) -> list[str]:
     said = plan.experiment.says(plan) if plan.experiment.says is not None else []
     compared = [*beside_the_paper(plan, differences), *others(plan, differences)]
@@ -388,7 +398,11 @@ def _lines(plan: Plan, differences: Differences) -> list[str]:
 def overview(group: Group, differences: Differences) -> tuple[list[str], list[list[str]]]:
     """Header and rows: of every study its arms, the best mean first, and the verdict its table gives."""
     header = ["study", "mean ± standard deviation of its arms, the best first, and the verdict of its table"]
-    return header, [[plan.study.title, _ranking(plan, differences)] for plan in group.plans]
+    return header, [[_asked(plan.study), _ranking(plan, differences)] for plan in group.plans]
+
+
+def _asked(study: Study) -> str:
+    return f"{study.title}: {study.label}{'' if study.higher else ', lower is better'}"
 
 
 def _ranking(plan: Plan, differences: Differences) -> str:

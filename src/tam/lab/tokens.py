@@ -20,6 +20,7 @@ from tam.lab.data import text
 from tam.lab.store import LabError, digest_of, write_whole
 
 MASKED = 0.15  # of the tokens; of these 8 in 10 become [MASK], 1 another token, 1 stays
+SHARE = 1.25 * MASKED  # room for them: of 4,096 tokens it takes 6.7 standard deviations to need more
 IGNORED = -100  # the label of a token that is not to be predicted
 
 
@@ -133,13 +134,10 @@ class Masks:
 def _to_predict(labels: Tensor) -> tuple[Tensor, Tensor]:
     """Which tokens are to be predicted, and what they are; filled up with tokens that are to be ignored.
 
-    So much that it is a whole number of shares of all tokens: nearly always one, so that what reads it has
-    one shape.
+    So much that it is a whole number of shares of all tokens: of a large batch nearly always one, so that
+    what reads it has one shape.
     """
     places = (labels != IGNORED).nonzero().flatten()
     share = math.ceil(len(labels) * SHARE)
     missing = max(-(-len(places) // share), 1) * share - len(places)
     return pad(places, (0, missing)), pad(labels[places], (0, missing), value=IGNORED)
-
-
-SHARE = 1.25 * MASKED  # of 4,096 tokens it takes seven standard deviations to have more

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tam.lab import charts
-from tam.lab.charts import WIDTH, Axis, label_at
+from tam.lab.charts import WIDTH, Axis, label_at, title_at
 from tam.lab.comparison.said import claims
 from tam.lab.comparison.scores import (
     BASELINE,
@@ -134,8 +134,8 @@ def figures(rows: Sequence[Row], other: str = OTHER, baseline: str = BASELINE) -
     improved = [
         _bar_chart(
             [_improved(one) for one in found if one.family == family],
-            f"{family}: {other}, improvement of the average over {baseline}",
-            "%, by size / category, epochs",
+            f"{family}: {other} over {baseline}",
+            "improvement of the average in %, by size / category, epochs",
             {"better": _GOOD, "worse": _BAD},
         )
         for family in dict.fromkeys(one.family for one in found)
@@ -165,7 +165,7 @@ def _bar_chart(bars: Sequence[Bar], title: str, x_label: str, legend: Mapping[st
     """Horizontal bars as an `<svg>` element, in the style of the lab's line charts."""
     bottom = _TOP + _LINE * len(bars)
     axis = Axis([0, *(x for bar in bars for x in bar.bounds)], _LEFT, WIDTH - _RIGHT, margin=0.02)
-    parts = [label_at(12, 18, title, "start", "title")]
+    parts = [title_at(12, title)]
     for value, label in axis.ticks:
         parts.append(f'<path class="grid" d="M{axis(value):.1f} {_TOP}V{bottom}"/>')
         parts.append(label_at(round(axis(value), 1), bottom + 16, label, "middle", "dim"))

@@ -96,8 +96,8 @@ def prepare(device: torch.device) -> None:
     """Sets what a process needs before its first trial.
 
     A trial's bits are not to depend on the process that runs it, nor on how many run side by side: two arms
-    of a seed that begin alike stay alike until they differ. So no kernel is chosen by its time, and none
-    adds in an order of its own. (Attention's gradients still do: their own kernels are left as they are.)
+    of a seed that begin alike stay alike until they differ. So no kernel that adds is chosen by its time, and
+    convolutions add in one order. Attention's gradients, and sums by index such as a graph's, do not.
     """
     if device.type != "cuda":
         torch.set_num_threads(1)
@@ -106,9 +106,9 @@ def prepare(device: torch.device) -> None:
 
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.deterministic = True
-    if hasattr(inductor, "deterministic"):  # older versions of torch always time the kernels they make
+    if hasattr(inductor, "deterministic"):  # before torch 2.10 it times its reductions in any case
         inductor.deterministic = True
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # one workspace a stream
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # cuBLAS asks for it, with several streams
     torch.set_float32_matmul_precision("high")
     # Every trial compiles its own step; after eight torch would leave them uncompiled.
     torch._dynamo.config.recompile_limit = torch._dynamo.config.accumulated_recompile_limit = 100_000

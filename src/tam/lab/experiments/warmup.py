@@ -104,8 +104,8 @@ def copies(schedule: str, spawned: tuple[int, ...] = SPAWNED, **workload: Any) -
         outcome="barrier",
         label="barrier (training loss)",
         higher=False,
-        margin=0.05,
-        digits=3,
+        margin=0.0,  # how large a barrier matters, nobody knows
+        digits=4,
         controls=False,
         choices={
             "the paper says": "the barrier falls until epoch 50, then rises; TAM's is lower.",
@@ -156,7 +156,7 @@ def _all_barriers(plan: Plan) -> list[str]:
     lines = []
     for outcome in outcomes(plan):
         found = {title: list(outcome.values(key).values()) for key, title in BARRIERS.items()}
-        told = [f"{title} {mean(values):.3f}" for title, values in found.items() if values]
+        told = [f"{title} {mean(values):.4f}" for title, values in found.items() if values]
         apart = list(outcome.values("apart").values())
         told += [f"copies {mean(apart):.2g} of their norm apart"] if apart else []
         lines += [f"{outcome.arm.name}: {', '.join(told)}."] if outcome.folders else []

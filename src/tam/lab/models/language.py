@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import logging
 import os
 import shutil
 from functools import cache
@@ -30,6 +31,7 @@ def transformers() -> Any:
         raise LabError("language models need a package: pip install 'torque-aware-momentum[llm]'") from error
     package.utils.logging.disable_progress_bar()
     package.utils.logging.set_verbosity_error()
+    logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it tells of every attempt to reach the hub
     return package
 
 
@@ -44,6 +46,7 @@ def note(given: str, root: Path) -> str:
         raise LabError(f"--model {given}: {path} is no folder" if name else f"--model {given}: which name?")
     if not any(path.glob("*.safetensors")) and not any(path.glob("*.bin")):
         raise LabError(f"the folder {path} has no weights (*.safetensors, *.bin)")
+    _check_weights(path)
     load_tokenizer(str(path))
     known = f"{name}#{digest_of_folder(path)[:12]}"
     root.mkdir(parents=True, exist_ok=True)
@@ -51,6 +54,18 @@ def note(given: str, root: Path) -> str:
         noted = _noted(root) | {known: str(path)}
         write_whole(root / NOTED, json.dumps(noted, indent=1).encode() + b"\n")
     return known
+
+
+def _check_weights(folder: Path) -> None:
+    """Raises where a file of weights was cut short; its head says how long it is."""
+    from safetensors import safe_open
+
+    for path in folder.glob("*.safetensors"):
+        try:
+            with safe_open(path, "pt"):
+                pass
+        except Exception as error:
+            raise LabError(f"the weights {path} cannot be read: {error}") from error
 
 
 def _noted(root: Path) -> dict[str, str]:
@@ -90,7 +105,8 @@ def load_tokenizer(where_it_is: str, masks: bool = True) -> Any:
         tokenizer = package.AutoTokenizer.from_pretrained(where_it_is)
         known = package.AutoConfig.from_pretrained(where_it_is).vocab_size
     except Exception as error:  # the hub's, the network's and the tokenizers' own
-        raise LabError(f"the model {where_it_is} or its tokenizer cannot be loaded: {error}") from error
+        told = " ".join(str(error).split())
+        raise LabError(f"the model {where_it_is} or its tokenizer cannot be loaded: {told}") from error
     if masks and (tokenizer.mask_token is None or not tokenizer.is_fast):
         raise LabError(f"the tokenizer of {where_it_is} has no mask token, or is a slow one")
     if not known / 2 < len(tokenizer) <= known:  # without its files transformers makes an empty one
