@@ -293,3 +293,9 @@ def test_the_commands_json() -> None:
     assert all(list(of) == ["3", "5", "10"] for of in found["models"].values())
     figures = [p for of in found["models"].values() for kinds in of.values() for p in kinds.values()]
     assert len(figures) == 54 and all(type(p) is int for p in figures)
+
+
+def test_a_model_of_another_kind_is_a_family_of_its_own() -> None:
+    names = ("RoBERTa-large", "microsoft/deberta-base", "all-MiniLM-L6-v2")
+    found = [(comparison.scores.family_of(name), comparison.scores.size_of(name)) for name in names]
+    assert found == [("RoBERTa", "large"), ("microsoft/deberta", "base"), ("all-MiniLM-L6-v2", "")]

@@ -128,7 +128,7 @@ h1 {{ font-size: 1.6rem; margin: 0.5em 0; }} h2 {{ font-size: 1.2rem; margin: 1.
 p, dl {{ max-width: 75ch; }}
 .charts {{ display: grid; gap: 24px;
   grid-template-columns: repeat(auto-fit, minmax(min(100%, 480px), 1fr)); }}
-.table {{ overflow-x: auto; }}
+.table {{ overflow-x: auto; margin-bottom: 16px; }}
 table {{ border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: 0.875rem; }}
 th, td {{ padding: 4px 8px; text-align: right; border-bottom: 1px solid var(--grid); }}
 th:first-child, td:first-child {{ text-align: left; }}

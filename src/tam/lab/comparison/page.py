@@ -146,7 +146,8 @@ def figures(rows: Sequence[Row], other: str = OTHER, baseline: str = BASELINE) -
 
 
 def _improved(one: Improvement) -> Bar:
-    label = f"{size_of(one.model)} / {one.category}, {one.epochs}"
+    size = size_of(one.model)
+    label = f"{size + ' / ' if size else ''}{one.category}, {one.epochs}"
     if one.percent is None:
         return Bar(label, [], [], "no figure")
     style = _GOOD if one.percent >= 0 else _BAD

@@ -160,12 +160,17 @@ def summary(rows: Sequence[Row]) -> dict[str, Any]:
     return {"families": counts(improvements(rows)), "models": models}
 
 
+SIZES = ("base", "large")
+
+
 def family_of(model: str) -> str:
-    return model.partition("-")[0]
+    return model.rpartition("-")[0] if size_of(model) else model
 
 
 def size_of(model: str) -> str:
-    return model.partition("-")[2] or model
+    """Base or large; empty where the name tells none."""
+    size = model.rpartition("-")[2]
+    return size if size in SIZES else ""
 
 
 def _epochs(rows: Iterable[Row]) -> list[int]:

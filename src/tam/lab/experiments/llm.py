@@ -193,14 +193,15 @@ def tables(plan: Plan) -> list[Table]:
     scored = {task for one in found.values() for task in one}
     asked = [task for task in plan.study.workload["tasks"] if task in scored]
     names = [*asked, *sorted(scored - {*asked})]  # `tam lab mteb --tasks` may have added some
-    rows = [[name, *(_mean_told(one.get(task, {})) for task in names)] for name, one in found.items() if one]
-    differences = []
-    for other, baseline in _distinct(plan):
-        pairs = pairs_of(plan, other, baseline)
-        told = [_difference_told(pairs[task]) if task in pairs else "" for task in names]
-        differences += [[f"{other} minus {baseline}", *told]] if pairs else []
-    both = ((["MTEB, main score", *names], rows), (["difference (seed by seed)", *names], differences))
-    return [(header, body) for header, body in both if body]
+    arms = [name for name, one in found.items() if one]
+    rows = [[task, *(_mean_told(found[name].get(task, {})) for name in arms)] for task in names]
+    pairs = {pair: made for pair in _distinct(plan) if (made := pairs_of(plan, *pair))}
+    differences = [
+        [task, *(_difference_told(made[task]) if task in made else "" for made in pairs.values())]
+        for task in names
+    ]
+    both = (["MTEB, main score", *arms], rows), (["", *(" minus ".join(pair) for pair in pairs)], differences)
+    return [(header, body) for header, body in both if len(header) > 1]
 
 
 def figures(plan: Plan) -> list[str]:
