@@ -18,7 +18,7 @@ import tam
 from tam.lab.engines import local
 from tam.lab.engines.local import Local
 from tam.lab.engines.ray import Ray
-from tam.lab.engines.work import Event, Job, Place, prepare, work
+from tam.lab.engines.work import Event, Job, Place, work
 from tam.lab.store import LabError, TrialFolder
 from tests.lab.test_images import config, outcome
 
@@ -43,27 +43,22 @@ def test_side_by_side_or_one_after_the_other(tmp_path: Path) -> None:
         assert one == two
 
 
-def test_on_a_gpu_no_kernel_that_adds_is_chosen_by_its_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    from torch._dynamo import config as dynamo
-    from torch._inductor import config as inductor
+def test_on_a_gpu_no_kernel_that_adds_is_chosen_by_its_time() -> None:
+    """In a process of its own: the settings are torch's, for all that runs in one."""
+    program = """if True:
+        import os, types, torch
+        from tam.lab.engines.work import prepare
 
-    precision = torch.get_float32_matmul_precision()
-    for where, name in (
-        (torch.backends.cudnn, "benchmark"),
-        (torch.backends.cudnn, "deterministic"),
-        (inductor, "deterministic"),
-        (dynamo, "recompile_limit"),
-        (dynamo, "accumulated_recompile_limit"),
-    ):
-        monkeypatch.setattr(where, name, getattr(where, name))  # as it was, at the end
-    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
-    torch.backends.cudnn.benchmark = True
-    prepare(torch.device("cuda"))
-    torch.set_float32_matmul_precision(precision)
-    assert torch.backends.cudnn.deterministic and not torch.backends.cudnn.benchmark
-    assert inductor.deterministic and os.environ.pop("CUBLAS_WORKSPACE_CONFIG") == ":4096:8"
-    monkeypatch.delattr(inductor, "deterministic")  # of an older torch
-    prepare(torch.device("cuda"))
+        torch.backends.cudnn.benchmark = True
+        prepare(torch.device("cuda"))
+        print(torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic)
+        print(torch._inductor.config.deterministic, os.environ["CUBLAS_WORKSPACE_CONFIG"])
+        torch._inductor.config = types.SimpleNamespace()  # of an older torch
+        prepare(torch.device("cuda"))
+        print(vars(torch._inductor.config))"""
+    without = {k: v for k, v in os.environ.items() if k != "CUBLAS_WORKSPACE_CONFIG"}
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=without)
+    assert done.stdout.split() == ["False", "True", "True", ":4096:8", "{}"], done.stderr
 
 
 def test_a_finished_trial_is_not_run_again(tmp_path: Path) -> None:
