@@ -14,6 +14,8 @@ from torch.nn.functional import cross_entropy
 
 from tam.lab import continual
 from tam.lab.data import DataError, streams
+from tam.lab.experiment import Plan
+from tam.lab.experiments.continual import EXPERIMENT
 from tam.lab.images import prepare
 from tam.lab.store import TrialFolder
 from tests.lab.test_images import outcome
@@ -193,3 +195,16 @@ def test_what_is_missing_of_clear_is_named(tmp_path: Path) -> None:
 def test_mistakes(mistake: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match=r"must be|not negative"):
         config(**mistake)
+
+
+def test_the_report_has_the_mean_matrix_of_an_arm(tmp_path: Path) -> None:
+    plan = Plan(EXPERIMENT, EXPERIMENT.presets["smoke"][0], tmp_path, "smoke")
+    arm = plan.study.arms[0]
+    given = [[10.0, 0.0], [20.0, 40.0]], [[30.0, 5.0], [0.0, 60.0]]  # of two seeds
+    for trial, matrix in zip(plan.reported(arm) or [], given, strict=True):
+        folder = TrialFolder(tmp_path, trial)
+        with folder.at_work():
+            folder.finish({"matrix": matrix, "diverged": False}, 1.0, CPU)
+    assert EXPERIMENT.tables is not None
+    found = EXPERIMENT.tables(plan)
+    assert found == [([f"{arm.name}: after", "on 1", "on 2"], [["1", "20.0", "2.5"], ["2", "10.0", "50.0"]])]

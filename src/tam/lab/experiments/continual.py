@@ -7,9 +7,9 @@ from statistics import mean
 from typing import Any
 
 from tam.lab import continual, variants
-from tam.lab.charts import Series, line_chart, table
-from tam.lab.experiment import Arm, Curve, Experiment, Plan, Study
-from tam.lab.outcome import outcomes
+from tam.lab.charts import Series, line_chart
+from tam.lab.experiment import Arm, Curve, Experiment, Plan, Study, Table
+from tam.lab.outcome import outcomes, twins
 
 CHOICES = {
     "outcome": "the mean accuracy on all experiences after the last one; lrs are chosen by images held out "
@@ -76,30 +76,38 @@ DRIFT = (
 )
 
 
-def figures(plan: Plan) -> list[str]:
-    """The accuracy matrix of each arm, the mean over its seeds, and the paper's last row beside ours."""
-    found, last = [], []
-    for outcome in outcomes(plan):
+def matrices(plan: Plan) -> dict[str, list[list[float]]]:
+    """Of each arm the accuracies, experience trained x experience evaluated, the mean over its seeds."""
+    found, again = {}, twins(plan)
+    for outcome in (one for one in outcomes(plan) if one.arm.name not in again):
         results = [folder.result for folder in outcome.folders.values()]
-        matrices = [result["matrix"] for result in results if result is not None and not result["diverged"]]
-        if not matrices:
-            continue
-        size = range(len(matrices[0]))
-        middle = [[mean(matrix[i][j] for matrix in matrices) for j in size] for i in size]
-        rows = [[str(i + 1), *(f"{x:.1f}" for x in middle[i])] for i in size]
-        head = f"{outcome.arm.name}: after"
-        found.append(table([head, *(f"on {j + 1}" for j in size)], rows))
-        last.append(Series(outcome.arm.name, [float(j + 1) for j in size], middle[-1]))
-    method = str(plan.study.workload["method"])
+        ours = [result["matrix"] for result in results if result is not None and not result["diverged"]]
+        if ours:
+            size = range(len(ours[0]))
+            found[outcome.arm.name] = [[mean(matrix[i][j] for matrix in ours) for j in size] for i in size]
+    return found
+
+
+def tables(plan: Plan) -> list[Table]:
+    """The accuracy matrices."""
+    return [
+        (
+            [f"{name}: after", *(f"on {j + 1}" for j in range(len(matrix)))],
+            [[str(i + 1), *(f"{x:.1f}" for x in row)] for i, row in enumerate(matrix)],
+        )
+        for name, matrix in matrices(plan).items()
+    ]
+
+
+def figures(plan: Plan) -> list[str]:
+    """What is known in the end, the paper's beside ours."""
+    last = {name: matrix[-1] for name, matrix in matrices(plan).items()}
     if plan.study.paper:
-        for (name, how), values in PAPER.items():
-            if how == method:
-                at = [float(j + 1) for j in range(len(values))]
-                last.append(Series(f"{name}, the paper's", at, list(values)))
-    drawn = (
-        [line_chart(last, "Accuracy after the last experience", "experience", "accuracy (%)")] if last else []
-    )
-    return [*drawn, *found]
+        method = str(plan.study.workload["method"])
+        last |= {f"{name}, the paper's": list(row) for (name, how), row in PAPER.items() if how == method}
+    lines = [Series(name, [j + 1.0 for j in range(len(row))], row) for name, row in last.items()]
+    title = "Accuracy after the last experience"
+    return [line_chart(lines, title, "experience", "accuracy (%)")] if lines else []
 
 
 def forgotten(plan: Plan) -> list[str]:
@@ -149,4 +157,5 @@ EXPERIMENT = Experiment(
     figures,
     continual.check,
     says=forgotten,
+    tables=tables,
 )
