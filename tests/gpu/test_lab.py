@@ -274,6 +274,7 @@ def test_a_graph_draws_dropout_from_the_step() -> None:
         nearest = min(zip(lengths[1], SEEDS, strict=True), key=lambda other: abs(other[0] - found))
         assert nearest[1] == seed
     assert lengths[0] == pytest.approx(lengths[1], rel=1e-3)
+    assert lengths[0][4] == pytest.approx(lengths[0][6], rel=1e-5)  # the same seed, both replays
 
 
 SEEDS = (1, 2, 3, 4, 5, 6, 5, 7)

@@ -83,8 +83,8 @@ def table(header: Sequence[str], rows: Iterable[Sequence[str]], prose: bool = Fa
     head = "".join(f"<th>{escape(cell)}</th>" for cell in header)
     body = "".join("<tr>" + "".join(f"<td>{escape(c)}</td>" for c in row) + "</tr>\n" for row in rows)
     kind = "table prose" if prose else "table"
-    rows_of_it = f"<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody>"
-    return f'<div class="{kind}"><table>\n{rows_of_it}\n</table></div>'
+    inside = f"<thead><tr>{head}</tr></thead>\n<tbody>\n{body}</tbody>"
+    return f'<div class="{kind}"><table>\n{inside}\n</table></div>'
 
 
 def page(title: str, body: str) -> str:
@@ -133,7 +133,8 @@ table {{ border-collapse: collapse; font-variant-numeric: tabular-nums; font-siz
 th, td {{ padding: 4px 8px; text-align: right; border-bottom: 1px solid var(--grid); }}
 th:first-child, td:first-child {{ text-align: left; }}
 td:not(:first-child) {{ white-space: nowrap; }}
-.prose th, .prose td {{ text-align: left !important; vertical-align: top; white-space: normal !important; }}
+.prose th, .prose td:not(:first-child) {{ text-align: left; white-space: normal; }}
+.prose td {{ vertical-align: top; }}
 th {{ color: var(--dim); font-weight: 600; vertical-align: bottom; white-space: pre-line; }}
 dl {{ display: grid; grid-template-columns: max-content 1fr; gap: 2px 20px; }}
 dt {{ color: var(--dim); }} dd {{ margin: 0; }}

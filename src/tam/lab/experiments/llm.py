@@ -182,7 +182,7 @@ def _mean_told(by_seed: Mapping[int, float]) -> str:
 def _difference_told(pairs: Mapping[int, tuple[float, float]]) -> str:
     """The mean over the seeds, and all of them."""
     found = [ours - theirs for ours, theirs in pairs.values()]
-    each = f"{', '.join(f'{one:+.2f}' for one in found)}" if len(found) > 1 else f"seed {min(pairs)} alone"
+    each = ", ".join(f"{one:+.2f}" for one in found) if len(found) > 1 else f"seed {min(pairs)} alone"
     return f"{mean(found):+.2f} ({each})"
 
 
