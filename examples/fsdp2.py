@@ -5,6 +5,8 @@ torchrun --nproc-per-node 2 examples/fsdp2.py --steps 50 --folder run
 
 from __future__ import annotations
 
+import os
+
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
@@ -57,3 +59,4 @@ def main() -> None:
 
 if __name__ == "__main__":
     main()
+    os._exit(0)  # at once: threads of the libraries may abort an interpreter that takes its time
