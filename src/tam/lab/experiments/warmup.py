@@ -28,7 +28,7 @@ CHOICES = {
     "TAM at 0.2 it is that of SGDM at 0.1 all along, for TAM at 0.1 that of SGDM at 0.05.",
     "SGDM, halved": "from 0.1 to 0.05, which the paper sets beside the switch; its effective lr falls there, "
     "and that of a warm-up by TAM at 0.2 does not.",
-    "sw": "25 and 50 epochs, as in the paper, and 100, ours; not in the preset quick, which has 100 epochs.",
+    "sw": "25 and 50 epochs, as in the paper, and 100, ours.",
     "a jump": "the first epoch whose gradient norm is 1.5 times the median of the ten before it.",
     "copies": "begin from the run's state after an epoch, optimizer and all, and have other batches to the "
     "end; at the fixed lr, or with a cosine to 0 over the last fifth. The paper trains them 'until "
@@ -50,8 +50,9 @@ def study(lr: float, switches: tuple[int, ...] = SWITCHES, keep: bool = True, **
     kept = {"keep_at": workload.pop("keep_at", SPAWNED)} if keep else {}  # for the copies
     tam = Arm("TAM", "tam", (lr,), DECAY, kept)
     like_tam = "SGDM" if lr == 0.2 else "SGDM, half its lr"  # of TAM's effective lr
-    first = f"TAM until {switches[1]}, then SGDM"
-    rescaled = {"sgdm_from": switches[1], "buffers": "rescale"}
+    at = 50 if 50 in switches else switches[-1]  # where it is once rescaled
+    until = {sw: f"TAM until {sw}, then SGDM" for sw in switches}
+    rescaled = {"sgdm_from": at, "buffers": "rescale"}
     arms = [
         Arm("SGDM", "sgdm", (0.1,), DECAY, kept),
         Arm("SGDM, half its lr", "sgdm", (0.05,), DECAY),
@@ -60,10 +61,9 @@ def study(lr: float, switches: tuple[int, ...] = SWITCHES, keep: bool = True, **
     ]
     for sw in switches:
         against = (f"SGDM, halved at {sw}", *([like_tam] if like_tam != "SGDM" else []))
-        name = f"TAM until {sw}, then SGDM"
-        arms.append(Arm(name, "tam", (lr,), DECAY, {"sgdm_from": sw}, against=against))
+        arms.append(Arm(until[sw], "tam", (lr,), DECAY, {"sgdm_from": sw}, against=against))
     arms += [
-        Arm(f"TAM until {switches[1]}, rescaled", "tam", (lr,), DECAY, rescaled, against=(first,)),
+        Arm(f"TAM until {at}, rescaled", "tam", (lr,), DECAY, rescaled, against=(until[at],)),
         *variants.controls(tam if like_tam == "SGDM" else replace(tam, settings={})),  # like_tam's own runs
     ]
     return Study(
@@ -207,6 +207,13 @@ QUARTERED = (
     "as many steps as epoch 12 with all of them."
 )
 QUARTER: dict[str, Any] = {"limit": 10_000, "epochs": 100, "keep_at": (5, 25, 50)}
+LONG = replace(
+    study(0.2, (100,), keep=False, limit=10_000).only(
+        ("TAM", "SGDM, halved at 100", "TAM until 100, then SGDM"), None
+    ),
+    name="tam0.2-long",
+    title="Warm-up, TAM at 0.2, 200 epochs",
+)
 SMALL: dict[str, Any] = {
     "data": "digits", "model": "tiny", "batch": 64, "held_out": 300, "limit": 256, "epochs": 5,
     "keep_at": (1, 2),
@@ -224,6 +231,7 @@ EXPERIMENT = Experiment(
             replace(one, choices={**one.choices, "images": QUARTERED})
             for one in (
                 *(study(lr, (25, 50), **QUARTER) for lr in (0.1, 0.2)),
+                LONG,
                 *(copies(schedule, QUARTER["keep_at"], **QUARTER) for schedule in ("constant", "tail")),
             )
         ),
