@@ -256,6 +256,9 @@ def test_a_folder_without_a_tokenizer_or_weights(tmp_path: Path) -> None:
     with pytest.raises(LabError, match="which name"):
         language.note(f"={folder}", tmp_path / "lab")
     name = language.note(f"mine={folder}", tmp_path / "lab")
+    for about in ("README.md", ".gitattributes"):  # as a folder of the hub has them: the network is the same
+        (folder / about).write_text("about it")
+    assert language.note(f"mine={folder}", tmp_path / "lab") == name
     assert name.startswith("mine#") and language.where(name, tmp_path / "lab") == str(folder)
     with pytest.raises(LabError, match="give it with --model mine=FOLDER"):
         language.where(name, tmp_path / "elsewhere")

@@ -239,8 +239,12 @@ def digest_of(content: bytes) -> str:
 
 
 def digest_of_folder(folder: Path) -> str:
-    """Of its files' names and contents."""
-    there = [path for path in sorted(folder.iterdir()) if path.is_file()]
+    """Of its files' names and contents, but for what is written about them: hidden files, README.md."""
+    there = [
+        path
+        for path in sorted(folder.iterdir())
+        if path.is_file() and not path.name.startswith(".") and path.suffix.lower() != ".md"
+    ]
     return digest_of("".join(f"{path.name} {digest_of(path.read_bytes())}\n" for path in there).encode())
 
 
