@@ -34,10 +34,6 @@ class Outcome:
         """Diverged, and without a figure to count with."""
         return len(self.folders) - len(self.values(self.key))
 
-    @property
-    def keys(self) -> set[str]:
-        return {folder.key for folder in self.folders.values()}
-
 
 def outcomes(plan: Plan) -> list[Outcome]:
     """Of every arm of a study."""
@@ -56,7 +52,8 @@ def twins(plan: Plan) -> dict[str, str]:
     found: dict[str, str] = {}
     first: dict[frozenset[str], str] = {}
     for outcome in (one for one in outcomes(plan) if one.folders):
-        name = first.setdefault(frozenset(outcome.keys), outcome.arm.name)
+        keys = frozenset(folder.key for folder in outcome.folders.values())
+        name = first.setdefault(keys, outcome.arm.name)
         if name != outcome.arm.name:
             found[outcome.arm.name] = name
     return found

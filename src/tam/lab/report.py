@@ -285,11 +285,10 @@ def _score(score: float, digits: int) -> str:
 
 def curves(plan: Plan, key: str) -> Iterator[charts.Series]:
     """A line for each arm that has the curve: mean over its seeds, band from least to greatest."""
-    drawn: set[str] = set()
+    again = twins(plan)
     for style, outcome in enumerate(outcomes(plan)):
-        if outcome.keys <= drawn:
-            continue  # a control may come to another arm's trials
-        drawn |= outcome.keys
+        if outcome.arm.name in again:
+            continue
         runs = [folder.metrics() for folder in outcome.folders.values()]
         runs = [run for run in runs if run and key in run[0]]
         if not runs:
