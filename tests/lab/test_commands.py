@@ -132,7 +132,7 @@ def test_the_report_in_a_browser(folder: Path, tmp_path: Path) -> None:
         (["run", "images", "--preset", "quick", "--data", "X", "--out", "X"], "data_batch_1.bin is missing"),
         (
             ["run", "images", "--preset", "smoke", "--out", "X", "--device", "tpu"],
-            "--device tpu: must be auto",
+            "--device tpu: must be cpu or cuda",
         ),
         (
             ["run", "images", "--preset", "smoke", "--out", "X", "--device", "cuda:9"],
@@ -152,8 +152,9 @@ def test_the_report_in_a_browser(folder: Path, tmp_path: Path) -> None:
             ["run", "runtime", "--preset", "smoke", "--controls", "--out", "X"],
             "runtime has no controls of TAM",
         ),
+        (["mteb", "X", "--device", "cuda:9"], "--device cuda:9: must be cpu or cuda; there are"),
         (["mteb", "X", "--data", "nowhere"], "--data nowhere: no such folder"),
-        (["mteb", "X", "--tasks", "Nonsense"], "task 'Nonsense': MTEB has none of that name"),
+        (["mteb", "X", "--tasks", "BIOSSES, Nonsense"], "task 'Nonsense': MTEB has none of that name"),
         (["status", "X"], "has no runs.json: nothing was run there"),
         (["report", "X", "-o", "X.html"], "has no runs.json: nothing was run there"),
         (["data", "check", "cifar10", "--data", "X"], "data_batch_1.bin is missing"),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -12,10 +14,12 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 import tam
 from tam.lab import llm, tokens
 from tam.lab.data import DataError, text
+from tam.lab.embedding import local, score
 from tam.lab.experiment import Plan
 from tam.lab.experiments import llm as experiment
 from tam.lab.models import language
@@ -78,8 +82,28 @@ def test_a_trial_is_a_plain_training(optimizer: str, tmp_path: Path) -> None:
             own.step()
             losses.append(loss.item())
         assert folder.metrics()[epoch]["loss"] == pytest.approx(sum(losses) / steps, rel=1e-6)
+    parts = tokens.tokenized("generated", tokenizer, 32, 8, tmp_path, tmp_path)
+    assert folder.metrics()[-1]["perplexity"] == pytest.approx(
+        plain_perplexity(model, masks, parts["valid"]), rel=1e-5
+    )
     assert folder.result is not None
     assert folder.result["settings"]["options"]["weight_decay"] == 0.0
+
+
+@torch.no_grad()
+def plain_perplexity(model: Any, masks: tokens.Masks, blocks: tokens.Blocks) -> float:
+    """Of all masked tokens, block by block."""
+    total, count = 0.0, 0
+    model.eval()
+    for i in range(len(blocks)):
+        draw = tokens.drawn_from(0, i, tokens.MEASURED)
+        batch = masks([tokens.Row(blocks.ids[i], blocks.special[i], draw)])
+        labels = labels_of_all(batch)
+        logits = model(batch["input_ids"]).logits.double()
+        chosen = labels != tokens.IGNORED
+        total += float(torch.nn.functional.cross_entropy(logits[chosen], labels[chosen], reduction="sum"))
+        count += int(chosen.sum())
+    return math.exp(total / count)
 
 
 @pytest.mark.parametrize("steps", [10, 30, 40])
@@ -103,8 +127,33 @@ def test_a_checkpoint_that_is_not_whole_is_not_begun_from(tmp_path: Path) -> Non
     for path in kept:
         (path / llm.WHOLE).unlink()  # as if it had been killed before the last file
     again = train(tmp_path, config(epochs=3))
+    assert not list(again.path.glob("model-*"))
     assert [row["epoch"] for row in again.metrics()] == [1, 2, 3]
     assert again.metrics() == train(tmp_path / "other", config(epochs=3)).metrics()
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.pt", "trainer_state.json", llm.WHOLE])
+def test_from_a_checkpoint_that_is_damaged_to_the_one_before(name: str, tmp_path: Path) -> None:
+    folder = train(tmp_path, config(), 30, save_every=0.0)
+    kept = sorted((folder.path / "checkpoints").glob("checkpoint-*"), key=llm.step_of)
+    (kept[-1] / name).write_bytes((kept[-1] / name).read_bytes()[:-10])
+    whole = train(tmp_path / "whole", config())
+    steps = llm.run(config(), folder, tmp_path, CPU, 1e9)
+    with folder.at_work():
+        assert 46 - llm.step_of(kept[-1]) < sum(one is None for one in steps) <= 46 - llm.step_of(kept[0])
+    assert folder.metrics() == whole.metrics()
+
+
+def test_of_a_trial_that_is_run_again_the_new_network_is_kept(tmp_path: Path) -> None:
+    first = train(tmp_path, config())
+    assert first.result is not None
+    other, _ = language.load_model(str(first.path / "model"), 0)
+    torch.nn.init.zeros_(other.bert.encoder.layer[0].output.dense.weight)
+    other.save_pretrained(first.path / "model")  # as if it had come of other rounding
+    (first.path / "result.json").unlink()
+    again = train(tmp_path, config())
+    assert again.result is not None and again.result["test"] == first.result["test"]
+    assert not list(again.path.glob("model-*"))
 
 
 def test_d_replaced_by_its_own_sequence_is_the_same_run(tmp_path: Path) -> None:
@@ -182,6 +231,21 @@ def test_without_epochs_the_network_is_measured_as_it_is(tmp_path: Path) -> None
     assert all(torch.equal(p, q) for p, q in zip(kept.parameters(), begun.parameters(), strict=True))
 
 
+def test_tasks_without_embeddings_are_the_networks_to_encode(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("mteb")
+    trial, asked = train(tmp_path, config(epochs=0)).path, []
+    score.embed(str(trial / "model"), [local.GENERATED], tmp_path, trial / "embeddings", CPU)
+    monkeypatch.setattr(score, "score", lambda *given: asked.append((given[1], given[-1])))
+    llm.evaluate(trial, [local.GENERATED, "STS12"], tmp_path, CPU)
+    assert asked == [([local.GENERATED], trial / "embeddings"), (["STS12"], None)]
+    shutil.rmtree(trial / "model")
+    llm.evaluate(trial, [local.GENERATED], tmp_path, CPU)
+    with pytest.raises(LabError, match="neither its network nor embeddings for STS12"):
+        llm.evaluate(trial, [local.GENERATED, "STS12"], tmp_path, CPU)
+
+
 def test_hugging_faces_defaults_are_those_the_report_names() -> None:
     from transformers import TrainingArguments
 
@@ -253,6 +317,8 @@ def test_mistakes_are_told_before_anything_is_trained(
 def test_a_folder_without_a_tokenizer_or_weights(tmp_path: Path) -> None:
     folder = language.make_tiny(tmp_path / "tiny-bert")
     assert language.note(str(folder), tmp_path / "lab").startswith("tiny-bert#")
+    with pytest.raises(LabError, match="mine=: nothing is no folder"):
+        language.note("mine=", tmp_path / "lab")
     with pytest.raises(LabError, match="which name"):
         language.note(f"={folder}", tmp_path / "lab")
     name = language.note(f"mine={folder}", tmp_path / "lab")
@@ -268,6 +334,10 @@ def test_a_folder_without_a_tokenizer_or_weights(tmp_path: Path) -> None:
     (folder / "model.safetensors").write_bytes((tmp_path / "weights").read_bytes()[:-1])
     with pytest.raises(LabError, match=r"model\.safetensors cannot be read"):
         language.note(f"mine={folder}", tmp_path / "lab")
+    weights = {key.replace("bert.", "b."): x for key, x in load_file(tmp_path / "weights").items()}
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(LabError, match=r"has no weights for bert\."):
+        language.load_model(str(folder), 0)
     (tmp_path / "weights").rename(folder / "model.safetensors")
     for path in folder.glob("*token*"):
         path.unlink()
@@ -292,6 +362,54 @@ def test_on_two_ranks_by_torchrun(tmp_path: Path) -> None:
     for mine, other in zip(ours.metrics(), theirs.metrics(), strict=True):
         assert mine["loss"] == pytest.approx(other["loss"], abs=0.05)
         assert mine["perplexity"] == pytest.approx(other["perplexity"], rel=0.03)
+
+
+RANKS = """
+import itertools, os, sys, torch
+import torch.distributed as dist
+from pathlib import Path
+from tam.lab import llm
+from tam.lab.store import TrialFolder
+from tests.lab.test_llm import config
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+root, found = Path(sys.argv[1]), []
+before = llm.Training.end_epoch
+def end_epoch(self, epoch):
+    found.append(torch.stack(self.watch.losses).double().mean())
+    return before(self, epoch)
+llm.Training.end_epoch = end_epoch
+def train(name, steps=None):
+    folder = TrialFolder(root / name, config())
+    folder.writes = dist.get_rank() == 0
+    folder.path.mkdir(parents=True, exist_ok=True)
+    running = llm.run(config(), folder, root, torch.device("cpu"), 0.0)
+    for _ in itertools.islice(running, steps):
+        pass
+    running.close()
+    dist.barrier()
+    return folder.metrics()
+whole = train("whole")
+every = [torch.empty(2, dtype=torch.float64) for _ in range(2)]
+dist.all_gather(every, torch.stack(found))
+for row, both in zip(whole, torch.stack(every, 1), strict=True):
+    assert both[0] != both[1] and abs(row["loss"] - float(both.mean())) < 1e-9, (row, both)
+train("parts", 43)  # it was saved after 40 steps, in the middle of the second epoch
+assert train("parts") == whole
+print("equal", flush=True)
+dist.destroy_process_group()
+os._exit(0)
+"""
+
+
+def test_on_two_ranks_a_killed_trial_ends_with_the_same_bits(tmp_path: Path) -> None:
+    (tmp_path / "ranks.py").write_text(RANKS)
+    path = os.pathsep.join([str(Path(tam.__file__).parents[1]), str(Path(__file__).parents[2])])
+    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command += [str(tmp_path / "ranks.py"), str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=200)
+    assert done.returncode == 0 and done.stdout.count("equal") == 2, done.stdout + done.stderr
 
 
 def test_smoke_fine_tunes_scores_and_compares(tmp_path: Path) -> None:

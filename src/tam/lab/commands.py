@@ -171,8 +171,13 @@ def _given(
     if model is not None:
         given["model"] = language.note(model, place.root)
     if tasks is not None:
-        given["tasks"] = [task for task in tasks.split(",") if task]
+        given["tasks"] = _names(tasks)
     return given
+
+
+def _names(given: str | None) -> list[str]:
+    """Of what was given as NAME,…"""
+    return [name.strip() for name in (given or "").split(",") if name.strip()]
 
 
 def _with_digest(checkpoint: str) -> str:
@@ -257,13 +262,12 @@ def mteb(
 
     From their embeddings, where these lie in the folder: they may have been made on another machine.
     """
-    if device not in ("cpu", "cuda"):
-        _ends(LabError(f"--device {device}: must be cpu or cuda"))
     if data is not None and not data.is_dir():
         _ends(LabError(f"--data {data}: no such folder"))
-    failed, where = 0, data or default_folder()
+    failed, where, asked = 0, data or default_folder(), _names(tasks)
     try:
-        check_tasks(tasks.split(",") if tasks else (), where)
+        runner.check_device(device, torch.cuda.device_count())
+        check_tasks(asked, where)
         plans = [
             plan for group in runner.shown(folder) for plan in group.plans if plan.experiment.name == "llm"
         ]
@@ -276,7 +280,7 @@ def mteb(
         for seed, trial in one.folders.items()
     }
     for label, trial in trials.values():
-        wanted = tasks.split(",") if tasks else llm.Config(**trial.config).tasks
+        wanted = asked or llm.Config(**trial.config).tasks
         try:
             llm.evaluate(trial.path, wanted, where, torch.device(device))
         except (LabError, DataError) as error:  # the others go on

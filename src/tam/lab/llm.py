@@ -114,20 +114,20 @@ class Watch:
         self.losses, self.alignments = [], []
         return loss, None if s is None else float(s.double().mean())
 
-    def state_dict(self, rows: list[dict[str, Any]]) -> dict[str, Any]:
-        """As it stands, in the middle of an epoch, too."""
-        lists = {"past": self.past, "losses": self.losses, "alignments": self.alignments}
-        kept = {name: torch.cat([x.reshape(-1).cpu() for x in some]) for name, some in lists.items() if some}
-        return {**kept, "best": self.best, "at": self.at, "seconds": self.seconds, "rows": rows}
+    def state_dict(self, ranks: Ranks) -> dict[str, Any]:
+        """As it stands, in the middle of an epoch, too; of the losses, which ranks differ in, everyone's."""
+        kept = {"past": torch.cat(self.past)} if self.past else {}
+        kept |= {"losses": ranks.gather(torch.stack(self.losses)).cpu()} if self.losses else {}
+        kept |= {"alignments": torch.stack(self.alignments).cpu()} if self.alignments else {}
+        return {**kept, "best": self.best, "at": self.at, "seconds": self.seconds}
 
-    def load_state_dict(self, state: dict[str, Any], device: torch.device) -> list[dict[str, Any]]:
-        """Returns the metrics."""
+    def load_state_dict(self, state: dict[str, Any], ranks: Ranks) -> None:
         self.past = [state["past"]] if "past" in state else []
-        self.losses, self.alignments = (
-            list(state[name].to(device)) if name in state else [] for name in ("losses", "alignments")
-        )
+        if "losses" in state:
+            every = state["losses"].to(ranks.device)
+            self.losses = list(every[ranks.rank] if len(every) == ranks.count else every.mean(0))
+        self.alignments = list(state["alignments"].to(ranks.device)) if "alignments" in state else []
         self.best, self.at, self.seconds = state["best"], state["at"], state["seconds"]
-        return list(state["rows"])
 
 
 class Training:
@@ -276,12 +276,14 @@ class Training:
 
     def save(self, step: int) -> None:
         """What the Trainer's checkpoint lacks; it comes last, and tells that the checkpoint is whole."""
+        self.watch.seconds += time.monotonic() - self.begin
+        self.begin = time.monotonic()
+        watch = self.watch.state_dict(self.ranks)
+        self.ranks.wait()  # every rank has written its files
         if self.folder.writes:
-            self.watch.seconds += time.monotonic() - self.begin
-            self.begin = time.monotonic()
-            buffer = io.BytesIO()
-            torch.save(self.watch.state_dict(self.folder.rows), buffer)
-            write_whole(self.folder.path / "checkpoints" / f"checkpoint-{step}" / WHOLE, buffer.getvalue())
+            path, buffer = self.folder.path / "checkpoints" / f"checkpoint-{step}", io.BytesIO()
+            torch.save({"watch": watch, "rows": self.folder.rows, "sizes": sizes_of(path)}, buffer)
+            write_whole(path / WHOLE, buffer.getvalue())
             self.tidy()
         self.saved = time.monotonic()
 
@@ -299,13 +301,16 @@ class Training:
         for path in sorted(
             (self.folder.path / "checkpoints").glob("checkpoint-*"), key=step_of, reverse=True
         ):
-            if whole is None and (path / WHOLE).exists():
-                whole = path
-                state = torch.load(path / WHOLE, weights_only=True)
-                rows = self.watch.load_state_dict(state, self.ranks.device)
+            kept = whole_checkpoint(path) if whole is None else None
+            if kept is not None:
+                whole, rows = path, list(kept["rows"])
+                self.watch.load_state_dict(kept["watch"], self.ranks)
                 self.taken.fill_(step_of(path))
             elif whole is None and self.folder.writes:
                 shutil.rmtree(path)
+        if whole is None and self.folder.writes:
+            for name in ("model", "embeddings"):  # of a run before this one, whose result was removed
+                shutil.rmtree(self.folder.path / name, ignore_errors=True)
         self.folder.begin_with(rows)
         self.ranks.wait()
         return whole
@@ -320,12 +325,27 @@ class Training:
             "steps": self.steps * config.epochs, "ranks": self.ranks.count,
             "blocks": len(self.blocks["train"]), "text": self.text, "new": self.new,
             "parameters": parameters(self.model), "settings": resolved(config, self.optimizer),
+            "transformers": transformers().__version__,  # whose defaults these are
         }  # fmt: skip
 
 
 WHOLE = "lab.pt"
 EVALUATED = 32  # blocks at once
 LOOKS = 20  # steps from one look at the clock to the next: ranks must agree on it
+
+
+def sizes_of(checkpoint: Path) -> dict[str, int]:
+    """Of its files but our own; digests of gigabytes would take longer than many steps."""
+    return {path.name: path.stat().st_size for path in checkpoint.iterdir() if path.name != WHOLE}
+
+
+def whole_checkpoint(checkpoint: Path) -> dict[str, Any] | None:
+    """What the lab has kept with it; None where it was not written to its end, or its files are damaged."""
+    try:
+        kept: dict[str, Any] = torch.load(checkpoint / WHOLE, weights_only=True)
+        return kept if kept["sizes"] == sizes_of(checkpoint) else None
+    except Exception:  # there is none, or torch's reader meets something else
+        return None
 
 
 def step_of(checkpoint: Path) -> int:
@@ -425,6 +445,11 @@ def evaluate(trial: Path, tasks: Sequence[str], data_folder: Path, device: torch
         return
     if importlib.util.find_spec("mteb") is None:
         score.embed(model, tasks, data_folder, embeddings, device)
-    else:
-        kept = embeddings if (embeddings / files.INDEX).exists() else None
-        score.score(model, tasks, data_folder, trial / "mteb", device, kept)
+        return
+    embedded = files.index_of(embeddings)["tasks"] if (embeddings / files.INDEX).exists() else []
+    looked_up, others = [t for t in tasks if t in embedded], [t for t in tasks if t not in embedded]
+    if others and not Path(model).is_dir():
+        raise LabError(f"{trial} has neither its network nor embeddings for {', '.join(others)}")
+    for names, kept in ((looked_up, embeddings), (others, None)):
+        if names:
+            score.score(model, names, data_folder, trial / "mteb", device, kept)

@@ -21,6 +21,13 @@ class Ranks:
             dist.all_reduce(sums)
         return list(map(float, sums))
 
+    def gather(self, x: Tensor) -> Tensor:
+        """Everyone's, rank by rank."""
+        found = [torch.empty_like(x) for _ in range(self.count)]
+        if self.count > 1:
+            dist.all_gather(found, x)
+        return torch.stack(found if self.count > 1 else [x])
+
     def share(self, x: Tensor) -> None:
         """Rank 0's, for all."""
         if self.count > 1:

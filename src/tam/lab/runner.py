@@ -156,16 +156,21 @@ def _check(selection: Selection, wanted: Sequence[Plan], place: Place, engine: s
         raise LabError(f"{what}: start it without torchrun")
     if engine == "ray" and importlib.util.find_spec("ray") is None:
         raise LabError("--engine ray needs the package ray: pip install 'torque-aware-momentum[ray]'")
-    try:
-        device = torch.device(place.device)
-    except RuntimeError:
-        device = torch.device("meta")
-    there = torch.cuda.device_count() if engine != "ray" else sys.maxsize  # Ray's machines may have them
-    if device.type not in ("cpu", "cuda") or (device.type == "cuda" and (device.index or 0) >= there):
-        raise LabError(f"--device {place.device}: must be auto, cpu or cuda; there are {there} GPUs here")
+    # Ray's machines may have GPUs where there are none here.
+    check_device(place.device, torch.cuda.device_count() if engine != "ray" else sys.maxsize)
     for plan in wanted:
         for _, trial in plan.to_run()[:1]:
             experiment.check(trial, place.data)
+
+
+def check_device(name: str, there: int) -> None:
+    """Raises unless it is one that is there."""
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = torch.device("meta")
+    if device.type not in ("cpu", "cuda") or (device.type == "cuda" and (device.index or 0) >= there):
+        raise LabError(f"--device {name}: must be cpu or cuda; there are {there} GPUs here")
 
 
 def _jobs(experiment: str, wanted: Sequence[Plan]) -> list[Job]:

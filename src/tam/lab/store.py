@@ -239,7 +239,7 @@ def digest_of(content: bytes) -> str:
 
 
 def digest_of_folder(folder: Path) -> str:
-    """Of its files' names and contents, but for what is written about them: hidden files, README.md."""
+    """Of its files' names and contents, but for hidden files and *.md, which tell of the others."""
     there = [
         path
         for path in sorted(folder.iterdir())

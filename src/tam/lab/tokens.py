@@ -50,8 +50,9 @@ def tokenized(
     blocks = {}
     for name, both in found.items():
         count = both.shape[1] // block
-        if count < batch:
-            raise LabError(f"{data}, {name}: {both.shape[1]} tokens make no {batch} blocks of {block}")
+        least = batch if name == "train" else 1
+        if count < least:
+            raise LabError(f"{data}, {name}: {both.shape[1]} tokens make no {least} blocks of {block}")
         rows = both[:, : count * block].view(2, count, block)
         blocks[name] = Blocks(rows[0].long(), rows[1].bool())
     return blocks

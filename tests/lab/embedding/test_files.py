@@ -56,13 +56,19 @@ def test_damage_is_named(tmp_path: Path) -> None:
         part.write_bytes(damaged)
         with pytest.raises(LabError, match=r"part-001.npz is damaged: make the embeddings again"):
             files.read(tmp_path)
+    with np.load(tmp_path / "part-000.npz") as other:
+        kept = {"keys": other["keys"], "vectors": other["vectors"]}
+    for vectors in (kept["vectors"] * np.float16(np.nan), kept["vectors"].astype(str)):
+        np.savez(part, keys=kept["keys"], vectors=vectors)
+        with pytest.raises(LabError, match=r"part-001.npz is damaged"):
+            files.read(tmp_path)
     part.write_bytes((tmp_path / "part-000.npz").read_bytes())
     with pytest.raises(LabError, match=r"has not the embeddings its index.json tells of"):
         files.read(tmp_path)
     part.unlink()
     with pytest.raises(LabError, match=r"part-001.npz is missing: the embeddings are of 4 parts"):
         files.read(tmp_path)
-    for index in ("{", "[]", '{"model": "m"}'):
+    for index in ("{", "[]", '{"model": "m"}', '{"model": "m", "tasks": [], "count": "many"}'):
         (tmp_path / "index.json").write_text(index)
         with pytest.raises(LabError, match=r"index.json is damaged"):
             files.read(tmp_path)

@@ -162,6 +162,16 @@ def test_scores_are_kept_for_the_same_model(
         score.score(other, PAIRS[:1], data, tmp_path, CPU, tmp_path / "embeddings")
 
 
+def test_scores_of_other_data_are_not_taken_for_these(model: str, data: Path, tmp_path: Path) -> None:
+    shorter, path = tmp_path / "data", "embedding/stsbenchmark/sts-test.csv"
+    (shorter / path).parent.mkdir(parents=True)
+    (shorter / path).write_text("".join((data / path).read_text().splitlines(keepends=True)[:-2]))
+    found, other, again = (
+        score.score(model, PAIRS[:1], where, tmp_path / "out", CPU) for where in (data, shorter, data)
+    )
+    assert found == again != other
+
+
 def test_a_task_that_fails_is_told_of_and_tried_again(model: str, tmp_path: Path) -> None:
     data, heard = write(tmp_path), list[str]()
     file = data / "embedding/biosses/biosses.csv"

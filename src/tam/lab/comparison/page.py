@@ -65,7 +65,8 @@ def _models(of: Iterable[Share]) -> Table:
         for share in of
     ]
     header = ["model", "epochs", "datasets", *map(kind_told, KINDS)]
-    return Table(f"Datasets on which {OTHER} is better, in percent", header, body)
+    similar = f"below {BASELINE} by at most so much of the highest of the dataset's scores"
+    return Table(f"Datasets on which {OTHER} is better, or similar ({similar}), in percent", header, body)
 
 
 def _categories(found: Sequence[Improvement]) -> Table:

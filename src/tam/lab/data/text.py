@@ -12,15 +12,13 @@ from tam.lab.data.files import DataError, Download, File, Layout, find
 PARTS = ("train", "valid", "test")
 
 
-def _layout(name: str, ending: str) -> Layout:
-    return Layout(
-        f"{name} ({name}/wiki.train.{ending}, wiki.valid.{ending}, wiki.test.{ending})",
-        tuple(File(f"{name}/wiki.{part}.{ending}") for part in PARTS),
-        (Download(f"https://s3.amazonaws.com/research.metamind.io/wikitext/{name}-v1.zip"),),
+TEXTS = {
+    "wikitext-2": Layout(
+        "wikitext-2 (wikitext-2/wiki.train.tokens, wiki.valid.tokens, wiki.test.tokens)",
+        tuple(File(f"wikitext-2/wiki.{part}.tokens") for part in PARTS),
+        (Download("https://s3.amazonaws.com/research.metamind.io/wikitext/wikitext-2-v1.zip"),),
     )
-
-
-TEXTS = {"wikitext-2": _layout("wikitext-2", "tokens"), "wikitext-2-raw": _layout("wikitext-2-raw", "raw")}
+}
 
 
 def read(name: str, folder: Path) -> dict[str, list[str]]:
@@ -37,7 +35,7 @@ def _lines(path: Path) -> list[str]:
         raise DataError(f"{path} cannot be read: {error}") from error
     if not text.strip():
         raise DataError(f"{path} is empty: there is nothing to learn from")
-    return text.splitlines()
+    return text.removesuffix("\n").split("\n")  # other separators, such as U+2028, are part of a line
 
 
 LINES = {"train": 400, "valid": 60, "test": 60}

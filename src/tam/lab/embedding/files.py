@@ -64,7 +64,8 @@ def index_of(folder: Path) -> dict[str, Any]:
     path = folder / INDEX
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-        return {key: found[key] for key in ("model", "tasks", "count", "dimension", "parts")}
+        numbers = {key: int(found[key]) for key in ("count", "dimension", "parts")}
+        return {"model": str(found["model"]), "tasks": list(found["tasks"]), **numbers}
     except FileNotFoundError as error:
         raise LabError(f"{path} is missing: the embeddings were not written to their end") from error
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -79,10 +80,15 @@ def read(folder: Path) -> dict[str, NDArray[np.float16]]:
         path = folder / _part(number)
         try:
             with np.load(path) as part:
-                found.update(zip(part["keys"].astype(str).tolist(), part["vectors"], strict=True))
+                keys, vectors = part["keys"].astype(str).tolist(), part["vectors"]
+            if not np.isfinite(vectors).all():
+                raise ValueError("a vector is no number")
+            found.update(zip(keys, vectors, strict=True))
         except FileNotFoundError as error:
             raise LabError(f"{path} is missing: the embeddings are of {index['parts']} parts") from error
-        except (OSError, EOFError, RuntimeError, ValueError, KeyError, zipfile.BadZipFile) as error:
+        except (
+            OSError, EOFError, RuntimeError, ValueError, KeyError, TypeError, zipfile.BadZipFile
+        ) as error:  # fmt: skip
             raise LabError(f"{path} is damaged: make the embeddings again") from error
     if len(found) != index["count"] or any(row.shape != (index["dimension"],) for row in found.values()):
         raise LabError(f"{folder} has not the embeddings its {INDEX} tells of: make them again")

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
+import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from tam.lab.data import DataError
 from tam.lab.embedding import files, local, tasks
 from tam.lab.embedding.encoder import Cosine, Encoder, Lookup, load, mean_pooled
-from tam.lab.store import LabError, digest_of_folder, write_whole
+from tam.lab.store import LabError, digest_of, digest_of_folder, write_whole
 
 
 def embed(
@@ -46,7 +50,10 @@ def score(
     torch, numpy and Python.
     """
     who = identity(model) if embeddings is None else _embedded_by(embeddings, model)
-    kept = {name: _kept(out / f"{name}.json", {"model": who, **_data(name, data_folder)}) for name in names}
+    kept: dict[str, float | None] = dict.fromkeys(names)
+    for name in names:
+        with suppress(DataError):  # it is told of where the task is run
+            kept[name] = _kept(out / f"{name}.json", {"model": who, **_data(name, data_folder)})
     waiting = [name for name, found in kept.items() if found is None]
     if waiting:
         out.mkdir(parents=True, exist_ok=True)
@@ -88,10 +95,11 @@ def _embedded_by(embeddings: Path, model: str) -> str:
 
 
 def _data(name: str, data_folder: Path) -> dict[str, str]:
-    """Where the data is from, and how it differs from MTEB's."""
+    """Where the data is from, which it is, and how it differs from MTEB's."""
     if not local.has(name, data_folder):
         return {"data": "hub", "difference": "none: the hub's data"}
-    return {"data": "files", "difference": tasks.DIFFERENCES[name]}
+    digest = digest_of(repr(local.read(name, data_folder)).encode())
+    return {"data": "files", "digest": digest, "difference": tasks.DIFFERENCES[name]}
 
 
 def _kept(path: Path, about: dict[str, str]) -> float | None:
@@ -109,9 +117,12 @@ def _evaluate(name: str, encoder: Cosine, data_folder: Path) -> dict[str, Any]:
     task = tasks.get(name, data_folder)
     import mteb
 
-    found = mteb.evaluate(
-        encoder, task, cache=None, co2_tracker=False, show_progress_bar=False, public_only=False
-    ).task_results[0]
+    logging.getLogger("mteb").setLevel(logging.ERROR)  # it tells of newer versions of a task, each time
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*superseded.*")
+        found = mteb.evaluate(
+            encoder, task, cache=None, co2_tracker=False, show_progress_bar=False, public_only=False
+        ).task_results[0]
     main = 100 * float(found.get_score())
     if not math.isfinite(main):
         raise LabError(f"mteb's score is {main}")

@@ -42,8 +42,9 @@ def note(given: str, root: Path) -> str:
     if "=" not in given and not path.is_dir() and not given.startswith((".", "/")):
         load_tokenizer(given)
         return given
-    if not path.is_dir() or not name:
-        raise LabError(f"--model {given}: {path} is no folder" if name else f"--model {given}: which name?")
+    if not path.is_dir() or not name or not folder:
+        what = f"{folder or 'nothing'} is no folder" if name else "which name?"
+        raise LabError(f"--model {given}: {what}")
     if not any(path.glob("*.safetensors")) and not any(path.glob("*.bin")):
         raise LabError(f"the folder {path} has no weights (*.safetensors, *.bin)")
     _check_weights(path)
@@ -111,8 +112,8 @@ def load_tokenizer(where_it_is: str, masks: bool = True) -> Any:
         raise LabError(f"the tokenizer of {where_it_is} has no mask token, or is a slow one")
     if not known / 2 < len(tokenizer) <= known:  # without its files transformers makes an empty one
         raise LabError(
-            f"the model {where_it_is} has no tokenizer of its own: that knows {len(tokenizer)} tokens, the "
-            f"network {known}"
+            f"the model {where_it_is} has no tokenizer of its own: the one found there knows "
+            f"{len(tokenizer)} tokens, and the network {known}"
         )
     return tokenizer
 
@@ -141,9 +142,12 @@ def load_model(where_it_is: str, seed: int) -> tuple[Any, list[str]]:
         made, told = package.AutoModelForMaskedLM.from_pretrained(
             where_it_is, dtype=torch.float32, output_loading_info=True
         )
-        return made, sorted(told["missing_keys"])
     except Exception as error:
         raise LabError(f"the model {where_it_is} cannot be loaded: {error}") from error
+    new = sorted(told["missing_keys"])
+    if body := [key for key in new if key.startswith(f"{made.base_model_prefix}.")]:  # the head may be new
+        raise LabError(f"the model {where_it_is} has no weights for {body[0]} ({len(body)} are missing)")
+    return made, new
 
 
 def make_tiny(folder: Path) -> Path:
