@@ -107,7 +107,10 @@ def run(
     ] = None,
     tasks: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option(metavar="NAME,…", help="Of MTEB, on which llm's networks are evaluated; none: ''."),
+        typer.Option(
+            metavar="NAME,…",
+            help="Of MTEB, on which llm's networks are evaluated; none: ''. Finished ones: `tam lab mteb`.",
+        ),
     ] = None,
     checkpoint: Annotated[
         Optional[str],  # noqa: UP045
@@ -252,7 +255,7 @@ def mteb(
     data: Data = None,
     tasks: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option(metavar="NAME,…", help="Others than those of the runs."),
+        typer.Option(metavar="NAME,…", help="Others than those the networks were trained with."),
     ] = None,
     device: Annotated[
         str, typer.Option(help="cpu or cuda: where embeddings are made that are not there.")

@@ -79,7 +79,7 @@ def study(name: str, model: str | None, epochs: int, **workload: Any) -> Study:
         digits=3,
         choices={
             "the paper says": "on MTEB AdaTAMW is similar to AdamW or better in at least 28 of the 42 "
-            "configurations of each family of models; it says nothing of perplexity."
+            "configurations of each family of models; it reports no perplexity."
         },
     )
 

@@ -28,7 +28,7 @@ CHOICES = {
     "TAM at 0.2 it is that of SGDM at 0.1 all along, for TAM at 0.1 that of SGDM at 0.05.",
     "SGDM, halved": "from 0.1 to 0.05, which the paper sets beside the switch; its effective lr falls there, "
     "and that of a warm-up by TAM at 0.2 does not.",
-    "sw": "25 and 50 epochs, as in the paper, and 100, ours.",
+    "sw": "25 and 50 epochs, as in the paper, and 100, ours, in the presets paper and long.",
     "a jump": "the first epoch whose gradient norm is 1.5 times the median of the ten before it.",
     "copies": "begin from the run's state after an epoch, optimizer and all, and have other batches to the "
     "end; at the fixed lr, or with a cosine to 0 over the last fifth. The paper trains them 'until "
@@ -206,12 +206,17 @@ QUARTERED = (
     "10,000 of the 40,000 to train on: an epoch has a quarter of the steps, so that epoch 50 comes after "
     "as many steps as epoch 12 with all of them."
 )
+
+
+def _quartered(*studies: Study) -> tuple[Study, ...]:
+    return tuple(replace(one, choices={**one.choices, "images": QUARTERED}) for one in studies)
+
+
 QUARTER: dict[str, Any] = {"limit": 10_000, "epochs": 100, "keep_at": (5, 25, 50)}
 LONG = replace(
     study(0.2, (100,), keep=False, limit=10_000).only(
         ("TAM", "SGDM, halved at 100", "TAM until 100, then SGDM"), None
     ),
-    name="tam0.2-long",
     title="Warm-up, TAM at 0.2, 200 epochs",
 )
 SMALL: dict[str, Any] = {
@@ -227,14 +232,11 @@ EXPERIMENT = Experiment(
     {
         "paper": (study(0.1), study(0.2), FIXED, TAIL),
         "fair": (fair(),),
-        "quick": tuple(
-            replace(one, choices={**one.choices, "images": QUARTERED})
-            for one in (
-                *(study(lr, (25, 50), **QUARTER) for lr in (0.1, 0.2)),
-                LONG,
-                *(copies(schedule, QUARTER["keep_at"], **QUARTER) for schedule in ("constant", "tail")),
-            )
+        "quick": _quartered(
+            *(study(lr, (25, 50), **QUARTER) for lr in (0.1, 0.2)),
+            *(copies(schedule, QUARTER["keep_at"], **QUARTER) for schedule in ("constant", "tail")),
         ),
+        "long": _quartered(LONG),
         "smoke": tuple(
             replace(one, seeds=(0, 1), choices=variants.SMALL, small=True)
             for one in (study(0.2, (1, 2), **SMALL), copies("tail", (1, 2), **SMALL))
