@@ -345,11 +345,19 @@ def test_a_folder_without_a_tokenizer_or_weights(tmp_path: Path) -> None:
         language.note(f"mine={folder}", tmp_path / "lab")
 
 
-def test_on_two_ranks_by_torchrun(tmp_path: Path) -> None:
+TORCHRUN = "torch.distributed.run --standalone --nproc-per-node 2"
+ACCELERATE = (
+    "accelerate.commands.launch --multi_gpu --num_processes 2 --num_machines 1 --mixed_precision no "
+    "--dynamo_backend no --main_process_port 0"
+)
+
+
+@pytest.mark.parametrize("launcher", [TORCHRUN, ACCELERATE], ids=["torchrun", "accelerate"])
+def test_on_two_ranks(launcher: str, tmp_path: Path) -> None:
     """As one process, but for the draws of dropout."""
     path = os.pathsep.join([str(Path(tam.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [sys.executable, "-m", *launcher.split()]
     command += ["-m", "tam", "lab", "run", "llm", "--preset", "smoke", "--study", "tiny-2", "--device", "cpu"]
     command += ["--arm", "AdaTAMW", "--seeds", "1", "--tasks", "", "--out", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=200)
@@ -406,8 +414,7 @@ def test_on_two_ranks_a_killed_trial_ends_with_the_same_bits(tmp_path: Path) -> 
     (tmp_path / "ranks.py").write_text(RANKS)
     path = os.pathsep.join([str(Path(tam.__file__).parents[1]), str(Path(__file__).parents[2])])
     environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command += [str(tmp_path / "ranks.py"), str(tmp_path)]
+    command = [sys.executable, "-m", *TORCHRUN.split(), str(tmp_path / "ranks.py"), str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=200)
     assert done.returncode == 0 and done.stdout.count("equal") == 2, done.stdout + done.stderr
 
