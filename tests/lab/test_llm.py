@@ -237,13 +237,13 @@ def test_tasks_without_embeddings_are_the_networks_to_encode(
     pytest.importorskip("mteb")
     trial, asked = train(tmp_path, config(epochs=0)).path, []
     score.embed(str(trial / "model"), [local.GENERATED], tmp_path, trial / "embeddings", CPU)
-    monkeypatch.setattr(score, "score", lambda *given: asked.append((given[1], given[-1])))
+    monkeypatch.setattr(score, "score", lambda *given: asked.append((given[1], *given[5:])))
     llm.evaluate(trial, [local.GENERATED, "STS12"], tmp_path, CPU)
-    assert asked == [([local.GENERATED], trial / "embeddings"), (["STS12"], None)]
+    assert asked == [([local.GENERATED], trial / "embeddings"), (["STS12"],)]
     shutil.rmtree(trial / "model")
-    llm.evaluate(trial, [local.GENERATED], tmp_path, CPU)
     with pytest.raises(LabError, match="neither its network nor embeddings for STS12"):
         llm.evaluate(trial, [local.GENERATED, "STS12"], tmp_path, CPU)
+    assert asked[2:] == asked[:1]
 
 
 def test_hugging_faces_defaults_are_those_the_report_names() -> None:

@@ -448,8 +448,9 @@ def evaluate(trial: Path, tasks: Sequence[str], data_folder: Path, device: torch
         return
     embedded = files.index_of(embeddings)["tasks"] if (embeddings / files.INDEX).exists() else []
     looked_up, others = [t for t in tasks if t in embedded], [t for t in tasks if t not in embedded]
+    if looked_up:
+        score.score(model, looked_up, data_folder, trial / "mteb", device, embeddings)
     if others and not Path(model).is_dir():
         raise LabError(f"{trial} has neither its network nor embeddings for {', '.join(others)}")
-    for names, kept in ((looked_up, embeddings), (others, None)):
-        if names:
-            score.score(model, names, data_folder, trial / "mteb", device, kept)
+    if others:
+        score.score(model, others, data_folder, trial / "mteb", device)
