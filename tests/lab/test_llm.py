@@ -280,10 +280,12 @@ def test_wikitext_is_read_from_its_files(tmp_path: Path) -> None:
     [
         ({"train": b" \n\n"}, r"wiki\.train\.tokens is empty"),
         ({"valid": b"caf\xe9 \xff"}, r"wiki\.valid\.tokens cannot be read"),
+        ({"train": 50 * b"a b\n"}, "wikitext-2, train: too short, at most 250 tokens of 256"),
+        ({"test": b"a few words"}, "wikitext-2, test: too short, at most 13 tokens of 32"),
     ],
 )
 def test_text_that_is_none(parts: dict[str, bytes], message: str, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=message):
+    with pytest.raises((DataError, LabError), match=message):
         llm.check(config(data="wikitext-2"), wikitext(tmp_path, **parts))
 
 

@@ -79,6 +79,13 @@ def check(trial: dict[str, Any], data_folder: Path) -> None:
     if config.model is None or (config.model != "tiny-bert" and "#" not in config.model):
         check_block(where(config.model, Path()), config.block)  # a folder is noted, with the results
     text.check(config.data, data_folder)
+    for part, lines in text.read(config.data, data_folder).items():
+        needed = config.block * (config.batch if part == "train" else 1)
+        most = sum(len(line.encode()) + 2 for line in lines)  # a token has a byte, but for two around a line
+        if most < needed:
+            raise LabError(
+                f"{config.data}, {part}: too short, at most {most} tokens of {needed} that are needed"
+            )
     tasks.check(config.tasks, data_folder)
 
 
