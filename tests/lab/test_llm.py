@@ -186,11 +186,12 @@ KILLED = """
 import os, sys, torch
 from pathlib import Path
 from tam.lab import llm
+from tam.lab.embedding import score
 from tam.lab.store import TrialFolder
 from tests.lab.test_llm import config
 place, root = sys.argv[1], Path(sys.argv[2])
 owner, name = {"keep": (llm.Training, "keep_model"), "save": (llm.Training, "save"),
-               "tidy": (llm.Training, "tidy"), "evaluate": (llm, "evaluate")}[place]
+               "tidy": (llm.Training, "tidy"), "evaluate": (score, "evaluate")}[place]
 before, calls = getattr(owner, name), []
 def dies(*arguments):
     calls.append(1)
@@ -238,11 +239,11 @@ def test_tasks_without_embeddings_are_the_networks_to_encode(
     trial, asked = train(tmp_path, config(epochs=0)).path, []
     score.embed(str(trial / "model"), [local.GENERATED], tmp_path, trial / "embeddings", CPU)
     monkeypatch.setattr(score, "score", lambda *given: asked.append((given[1], *given[5:])))
-    llm.evaluate(trial, [local.GENERATED, "STS12"], tmp_path, CPU)
+    score.evaluate(trial, [local.GENERATED, "STS12"], tmp_path, CPU)
     assert asked == [([local.GENERATED], trial / "embeddings"), (["STS12"],)]
     shutil.rmtree(trial / "model")
     with pytest.raises(LabError, match="neither its network nor embeddings for STS12"):
-        llm.evaluate(trial, [local.GENERATED, "STS12"], tmp_path, CPU)
+        score.evaluate(trial, [local.GENERATED, "STS12"], tmp_path, CPU)
     assert asked[2:] == asked[:1]
 
 
@@ -280,8 +281,8 @@ def test_wikitext_is_read_from_its_files(tmp_path: Path) -> None:
     [
         ({"train": b" \n\n"}, r"wiki\.train\.tokens is empty"),
         ({"valid": b"caf\xe9 \xff"}, r"wiki\.valid\.tokens cannot be read"),
-        ({"train": 50 * b"a b\n"}, "wikitext-2, train: too short, at most 250 tokens of 256"),
-        ({"test": b"a few words"}, "wikitext-2, test: too short, at most 13 tokens of 32"),
+        ({"train": 50 * b"a b\n"}, "wikitext-2, train: fewer than 256 tokens, too short for 8 blocks of 32"),
+        ({"test": b"a few words"}, "wikitext-2, test: fewer than 32 tokens, too short for 1 block of 32"),
     ],
 )
 def test_text_that_is_none(parts: dict[str, bytes], message: str, tmp_path: Path) -> None:
@@ -310,7 +311,7 @@ def test_mistakes_are_told_before_anything_is_trained(
         llm.check(config(tasks=("STSBenchmark",)), tmp_path)
     with pytest.raises(LabError, match="which model"):
         run(Selection("llm", "encoder"), Place(tmp_path, tmp_path), 1, lambda event: None)
-    with pytest.raises(LabError, match="make no 512 blocks of 32"):
+    with pytest.raises(LabError, match="too short for 512 blocks of 32"):
         train(tmp_path, config(batch=512))
     with pytest.raises(LabError, match="have models of their own"):
         plans(Selection("llm", "paper", given={"model": "mine"}), tmp_path)

@@ -285,7 +285,7 @@ def mteb(
     for label, trial in trials.values():
         wanted = asked or llm.Config(**trial.config).tasks
         try:
-            llm.evaluate(trial.path, wanted, where, torch.device(device))
+            score.evaluate(trial.path, wanted, where, torch.device(device))
         except (LabError, DataError) as error:  # the others go on
             print(f"tam: {error}", file=sys.stderr)
         found = {name: value for name, value in score.found(trial.path / "mteb").items() if name in wanted}

@@ -7,12 +7,11 @@ validation perplexity is kept, and evaluated on MTEB's tasks.
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import math
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,7 +30,7 @@ from tam.lab.damping import (
     watched,
 )
 from tam.lab.data import text
-from tam.lab.embedding import files, score, tasks
+from tam.lab.embedding import score, tasks
 from tam.lab.handed import handed
 from tam.lab.making import make_optimizer
 from tam.lab.masked import Backward, Loss, quicken
@@ -39,7 +38,18 @@ from tam.lab.models import parameters
 from tam.lab.models.language import check_block, load_model, load_tokenizer, transformers, where
 from tam.lab.ranks import Ranks
 from tam.lab.store import LabError, TrialFolder, digest_of, write_whole
-from tam.lab.tokens import DROPOUT, IGNORED, MEASURED, Masks, Passes, Row, drawn_from, tokenized
+from tam.lab.tokens import (
+    DROPOUT,
+    IGNORED,
+    MEASURED,
+    Masks,
+    Passes,
+    Row,
+    check_size,
+    drawn_from,
+    most_tokens,
+    tokenized,
+)
 from tam.lab.trial import Progress, resolved, told
 
 
@@ -78,14 +88,9 @@ def check(trial: dict[str, Any], data_folder: Path) -> None:
     config = Config(**trial)
     if config.model is None or (config.model != "tiny-bert" and "#" not in config.model):
         check_block(where(config.model, Path()), config.block)  # a folder is noted, with the results
-    text.check(config.data, data_folder)
-    for part, lines in text.read(config.data, data_folder).items():
-        needed = config.block * (config.batch if part == "train" else 1)
-        most = sum(len(line.encode()) + 2 for line in lines)  # a token has a byte, but for two around a line
-        if most < needed:
-            raise LabError(
-                f"{config.data}, {part}: too short, at most {most} tokens of {needed} that are needed"
-            )
+    for part, lines in text.check(config.data, data_folder).items():
+        # The tokens themselves are not known before a trial has its tokenizer.
+        check_size(f"{config.data}, {part}", most_tokens(lines), part, config.block, config.batch)
     tasks.check(config.tasks, data_folder)
 
 
@@ -438,26 +443,8 @@ def _finish(training: Training, result: dict[str, Any], data_folder: Path, devic
         training.kept_model().rename(folder.path / "model")
     # On several ranks the others would wait for longer than they are patient: `tam lab mteb` does it then.
     if settings.test and not result["diverged"] and training.ranks.count == 1:
-        evaluate(folder.path, settings.tasks, data_folder, device)
+        score.evaluate(folder.path, settings.tasks, data_folder, device)
     if watch.past and not result["diverged"]:
         keep_alignment(folder, torch.cat(watch.past))
     folder.finish(result, watch.seconds + time.monotonic() - training.begin, device)
     shutil.rmtree(folder.path / "checkpoints", ignore_errors=True)
-
-
-def evaluate(trial: Path, tasks: Sequence[str], data_folder: Path, device: torch.device) -> None:
-    """The tasks' scores; where mteb is not installed, the embeddings they can be had from elsewhere."""
-    model, embeddings = str(trial / "model"), trial / "embeddings"
-    if not tasks:
-        return
-    if importlib.util.find_spec("mteb") is None:
-        score.embed(model, tasks, data_folder, embeddings, device)
-        return
-    embedded = files.index_of(embeddings)["tasks"] if (embeddings / files.INDEX).exists() else []
-    looked_up, others = [t for t in tasks if t in embedded], [t for t in tasks if t not in embedded]
-    if looked_up:
-        score.score(model, looked_up, data_folder, trial / "mteb", device, embeddings)
-    if others and not Path(model).is_dir():
-        raise LabError(f"{trial} has neither its network nor embeddings for {', '.join(others)}")
-    if others:
-        score.score(model, others, data_folder, trial / "mteb", device)

@@ -23,10 +23,11 @@ class Ranks:
 
     def gather(self, x: Tensor) -> Tensor:
         """Everyone's, rank by rank."""
-        found = [torch.empty_like(x) for _ in range(self.count)]
+        found = [x]
         if self.count > 1:
+            found = [torch.empty_like(x) for _ in range(self.count)]
             dist.all_gather(found, x)
-        return torch.stack(found if self.count > 1 else [x])
+        return torch.stack(found)
 
     def share(self, x: Tensor) -> None:
         """Rank 0's, for all."""

@@ -49,13 +49,24 @@ def tokenized(
         write_whole(kept, buffer.getvalue())
     blocks = {}
     for name, both in found.items():
+        check_size(f"{data}, {name}", both.shape[1], name, block, batch)
         count = both.shape[1] // block
-        least = batch if name == "train" else 1
-        if count < least:
-            raise LabError(f"{data}, {name}: {both.shape[1]} tokens make no {least} blocks of {block}")
         rows = both[:, : count * block].view(2, count, block)
         blocks[name] = Blocks(rows[0].long(), rows[1].bool())
     return blocks
+
+
+def most_tokens(lines: Sequence[str]) -> int:
+    """As many as any tokenizer can make of them: a byte each, and two around a line."""
+    return sum(len(line.encode()) + 2 for line in lines)
+
+
+def check_size(what: str, tokens: int, part: str, block: int, batch: int) -> None:
+    """Raises where they are too few: to train takes a batch, to measure a block."""
+    needed = batch if part == "train" else 1
+    if tokens < needed * block:
+        few = f"fewer than {needed * block} tokens"
+        raise LabError(f"{what}: {few}, too short for {needed} block{'s' * (needed > 1)} of {block}")
 
 
 def _kept(path: Path) -> dict[str, Tensor] | None:

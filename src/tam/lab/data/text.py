@@ -59,14 +59,13 @@ def generate(lines: int, seed: int) -> list[str]:
     return found
 
 
-def check(name: str, folder: Path) -> None:
-    """Raises where the text is not there, is empty or is no text."""
-    if name == "generated":
-        return
-    if name not in TEXTS:
-        raise DataError(f"text {name!r}: must be one of {', '.join((*TEXTS, 'generated'))}")
-    find(name, (TEXTS[name],), folder)
-    read(name, folder)
+def check(name: str, folder: Path) -> dict[str, list[str]]:
+    """The lines of each part; raises where the text is not there, is empty or is no text."""
+    if name != "generated":
+        if name not in TEXTS:
+            raise DataError(f"text {name!r}: must be one of {', '.join((*TEXTS, 'generated'))}")
+        find(name, (TEXTS[name],), folder)
+    return read(name, folder)
 
 
 def words_of(parts: Sequence[Sequence[str]]) -> list[str]:

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from tam.lab.embedding.files import key_of
-from tam.lab.models.language import load_tokenizer, positions, transformers
+from tam.lab.models.language import check_missing, load_tokenizer, positions, transformers
 from tam.lab.store import LabError
 
 if TYPE_CHECKING:
@@ -31,8 +31,7 @@ def load(model: str, device: torch.device) -> tuple[PreTrainedModel, PreTrainedT
     except Exception as error:  # of many kinds: no such folder, no network, another format
         raise LabError(f"model {model} cannot be loaded: {error}") from error
     # The pooler's result is not used, and masked-LM checkpoints have none.
-    if missing := sorted(key for key in report["missing_keys"] if "pooler" not in key):
-        raise LabError(f"model {model} has no weights for {missing[0]} ({len(missing)} are missing)")
+    check_missing(model, [key for key in report["missing_keys"] if "pooler" not in key])
     return network.to(device, torch.float32), load_tokenizer(model, masks=False)
 
 

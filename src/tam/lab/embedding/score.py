@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import logging
 import math
@@ -18,6 +19,27 @@ from tam.lab.data import DataError
 from tam.lab.embedding import files, local, tasks
 from tam.lab.embedding.encoder import Cosine, Encoder, Lookup, load, mean_pooled
 from tam.lab.store import LabError, digest_of, digest_of_folder, write_whole
+
+
+def evaluate(trial: Path, names: Sequence[str], data_folder: Path, device: torch.device) -> None:
+    """Of a trial's network; where mteb is not installed, the embeddings scores can be had from elsewhere.
+
+    What was embedded is looked up, and the network need not be here.
+    """
+    model, embeddings, out = str(trial / "model"), trial / "embeddings", trial / "mteb"
+    if not names:
+        return
+    if importlib.util.find_spec("mteb") is None:
+        embed(model, names, data_folder, embeddings, device)
+        return
+    embedded = files.index_of(embeddings)["tasks"] if (embeddings / files.INDEX).exists() else []
+    looked_up, others = [n for n in names if n in embedded], [n for n in names if n not in embedded]
+    if looked_up:
+        score(model, looked_up, data_folder, out, device, embeddings)
+    if others and not Path(model).is_dir():
+        raise LabError(f"{trial} has neither its network nor embeddings for {', '.join(others)}")
+    if others:
+        score(model, others, data_folder, out, device)
 
 
 def embed(

@@ -145,9 +145,15 @@ def load_model(where_it_is: str, seed: int) -> tuple[Any, list[str]]:
     except Exception as error:
         raise LabError(f"the model {where_it_is} cannot be loaded: {error}") from error
     new = sorted(told["missing_keys"])
-    if body := [key for key in new if key.startswith(f"{made.base_model_prefix}.")]:  # the head may be new
-        raise LabError(f"the model {where_it_is} has no weights for {body[0]} ({len(body)} are missing)")
-    return made, new
+    check_missing(where_it_is, [key for key in new if key.startswith(f"{made.base_model_prefix}.")])
+    return made, new  # the head may be new
+
+
+def check_missing(where_it_is: str, weights: list[str]) -> None:
+    """Raises where there are some."""
+    if weights:
+        first = min(weights)
+        raise LabError(f"the model {where_it_is} has no weights for {first} ({len(weights)} are missing)")
 
 
 def make_tiny(folder: Path) -> Path:
