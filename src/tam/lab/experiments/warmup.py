@@ -28,7 +28,8 @@ CHOICES = {
     "TAM at 0.2 it is that of SGDM at 0.1 all along, for TAM at 0.1 that of SGDM at 0.05.",
     "SGDM, halved": "from 0.1 to 0.05, which the paper sets beside the switch; its effective lr falls there, "
     "and that of a warm-up by TAM at 0.2 does not.",
-    "sw": "25 and 50 epochs, as in the paper, and 100, ours, in the presets paper and long.",
+    "sw": "25 and 50 epochs, as in the paper, and 100, ours, in the presets paper, long (TAM at 0.2) "
+    "and late (TAM at 0.1).",
     "a jump": "the first epoch whose gradient norm is 1.5 times the median of the ten before it.",
     "copies": "begin from the run's state after an epoch, optimizer and all, and have other batches to the "
     "end; at the fixed lr, or with a cosine to 0 over the last fifth. The paper trains them 'until "
@@ -213,12 +214,15 @@ def _quartered(*studies: Study) -> tuple[Study, ...]:
 
 
 QUARTER: dict[str, Any] = {"limit": 10_000, "epochs": 100, "keep_at": (5, 25, 50)}
-LONG = replace(
-    study(0.2, (100,), keep=False, limit=10_000).only(
-        ("TAM", "SGDM, halved at 100", "TAM until 100, then SGDM"), None
-    ),
-    title="Warm-up, TAM at 0.2, 200 epochs",
-)
+
+
+def _long(lr: float, *more: str) -> Study:
+    """A switch at 100, of 200 epochs."""
+    arms = ("TAM", "SGDM, halved at 100", "TAM until 100, then SGDM", *more)
+    made = study(lr, (100,), keep=False, limit=10_000).only(arms, None)
+    return replace(made, title=f"Warm-up, TAM at {lr:g}, 200 epochs")
+
+
 SMALL: dict[str, Any] = {
     "data": "digits", "model": "tiny", "batch": 64, "held_out": 300, "limit": 256, "epochs": 5,
     "keep_at": (1, 2),
@@ -236,7 +240,11 @@ EXPERIMENT = Experiment(
             *(study(lr, (25, 50), **QUARTER) for lr in (0.1, 0.2)),
             *(copies(schedule, QUARTER["keep_at"], **QUARTER) for schedule in ("constant", "tail")),
         ),
-        "long": _quartered(LONG),
+        "long": _quartered(_long(0.2)),
+        "late": _quartered(  # planned when long was known: its verdicts are not to depend on these
+            _long(0.1, "SGDM, half its lr", "SGDM at TAM's effective lr"),
+            copies("constant", (100, 150), limit=10_000),
+        ),
         "smoke": tuple(
             replace(one, seeds=(0, 1), choices=variants.SMALL, small=True)
             for one in (study(0.2, (1, 2), **SMALL), copies("tail", (1, 2), **SMALL))
