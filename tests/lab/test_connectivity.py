@@ -15,7 +15,7 @@ import tam
 from tam.lab import connectivity, images
 from tam.lab.connectivity import first_jump
 from tam.lab.experiment import Plan
-from tam.lab.experiments.warmup import EXPERIMENT
+from tam.lab.experiments.warmup import BARRIERS, EXPERIMENT
 from tam.lab.store import LabError, TrialFolder
 from tests.lab.test_images import config as run_config
 from tests.lab.test_images import outcome, run
@@ -146,7 +146,8 @@ def test_killed_copies_end_with_the_same_bits(tmp_path: Path) -> None:
 def test_barriers_against_a_line_written_out(tmp_path: Path) -> None:
     torch.set_num_threads(1)
     a, b = (images.Training(images.Config(**run_config(order=i)), tmp_path, CPU, None) for i in (1, 2))
-    assert all(height == pytest.approx(0, abs=1e-6) for height in connectivity.barriers(a, b).values())
+    same = connectivity.barriers(a, b)
+    assert all(same[name] == pytest.approx(0, abs=1e-6) for name in BARRIERS)
     for training in (a, b):
         training.begin(0)
         for _ in range(5):
@@ -170,6 +171,7 @@ def test_barriers_against_a_line_written_out(tmp_path: Path) -> None:
                 losses.append(float(cross_entropy(between(x), y)))
         height = max(losses) - (losses[0] + losses[-1]) / 2
         assert found[f"barrier_{name}_as_they_are"] == pytest.approx(height, rel=1e-3, abs=1e-5)
+        assert found[f"line_{name}_as_they_are"] == pytest.approx(losses, rel=1e-4)
         assert found[f"barrier_{name}"] != found[f"barrier_{name}_as_they_are"]
 
 
@@ -225,4 +227,18 @@ def test_copies_tell_how_far_apart_they_are(tmp_path: Path) -> None:
     with folder.at_work():
         folder.finish({"barrier_train": 0.25, "apart": 0.004, "diverged": False}, 1.0, CPU)
     told = f"{study.arms[0].name}: training loss 0.2500, copies 0.004 of their norm apart."
+    assert EXPERIMENT.says is not None and EXPERIMENT.says(made) == [told]
+
+
+def test_a_barrier_that_is_but_the_loss_of_an_end_is_told(tmp_path: Path) -> None:
+    (study,) = (one for one in EXPERIMENT.presets["smoke"] if one.outcome == "barrier")
+    made = Plan(EXPERIMENT, study, tmp_path, "smoke")
+    trials = made.reported(study.arms[0])
+    assert trials is not None
+    for trial, line in zip(trials, ([1.0, 1.2, 1.5], [1.0, 1.5, 1.0]), strict=True):
+        folder = TrialFolder(tmp_path, trial)
+        with folder.at_work():
+            height = max(line) - (line[0] + line[-1]) / 2
+            folder.finish({"barrier_train": height, "line_train": line, "diverged": False}, 1.0, CPU)
+    told = f"{study.arms[0].name}: training loss 0.3750 (at an end in 1 of 2)."
     assert EXPERIMENT.says is not None and EXPERIMENT.says(made) == [told]

@@ -69,6 +69,23 @@ def test_a_finished_trial_is_not_run_again(tmp_path: Path) -> None:
     assert path.stat().st_mtime_ns == before
 
 
+def test_workers_end_by_themselves_when_all_is_done_and_by_force_when_not(tmp_path: Path) -> None:
+    """By themselves they clean up; else Python warns at the end of semaphores that were left."""
+    with Local(Place(tmp_path, tmp_path), 2, lambda event: None) as engine:
+        engine.run(jobs(2))
+    assert [process.exitcode for process in engine.processes.values()] == [0, 0]
+
+    def stop(event: Event) -> None:
+        raise KeyboardInterrupt
+
+    with (
+        pytest.raises(KeyboardInterrupt),
+        Local(Place(tmp_path / "stopped", tmp_path), 1, stop) as engine,
+    ):
+        engine.run(jobs(1, epochs=40))
+    assert [process.exitcode for process in engine.processes.values()] == [-signal.SIGTERM]
+
+
 def test_a_killed_worker_is_replaced(tmp_path: Path) -> None:
     here(tmp_path / "whole", jobs(2))
     killed: list[int] = []

@@ -156,20 +156,23 @@ def validation(training: Training) -> tuple[Tensor, Tensor]:
 
 
 @torch.no_grad()
-def barriers(a: Training, b: Training) -> dict[str, float]:
-    """On training and validation loss, with batch norm's statistics as interpolated and estimated anew."""
+def barriers(a: Training, b: Training) -> dict[str, Any]:
+    """On training and validation loss, with batch norm's statistics as interpolated and estimated anew.
+
+    With the losses on each line: where its largest is an end's own, nothing rises between them.
+    """
     kept = a.draws.indices.to(a.images.device)
     parts = {"train": (a.images[kept], a.labels[kept]), "validation": validation(a)}
     count, size = FOR_STATISTICS
     batches = [normalise(x, a.mean, a.std) for x in torch.split(parts["train"][0][: count * size], size)]
-    found = {}
+    found: dict[str, Any] = {}
     for training in (a, b):
         training.model.eval()
     for name, part in parts.items():
         loss = partial(_loss, a, *part)
         for suffix, anew in (("", batches), ("_as_they_are", None)):
             line = landscape.barrier(a.model, b.model, loss, points=POINTS, batches=anew)
-            found[f"barrier_{name}{suffix}"] = line.height
+            found |= {f"barrier_{name}{suffix}": line.height, f"line_{name}{suffix}": list(line.losses)}
     return {"barrier": found["barrier_train"], **found}
 
 

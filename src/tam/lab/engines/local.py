@@ -18,6 +18,8 @@ import torch
 from tam.lab.engines.work import ATTEMPTS, Event, Job, Place, work
 from tam.lab.store import LabError, key_of
 
+TO_END = 10.0  # seconds a process may take
+
 
 class Local:
     """The processes, and who works on what. A context: at its end they are gone.
@@ -37,7 +39,13 @@ class Local:
     def __enter__(self) -> Local:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
+        if kind is None:  # they are idle: ended by force, Python would warn of what they have not cleaned up
+            for pipe in self.pipes.values():
+                with suppress(OSError):
+                    pipe.send(None)
+            for process in self.processes.values():
+                process.join(TO_END)
         for process in self.processes.values():
             process.terminate()
         for process in self.processes.values():

@@ -35,8 +35,9 @@ CHOICES = {
     "end; at the fixed lr, or with a cosine to 0 over the last fifth. The paper trains them 'until "
     "convergence'.",
     "barrier": "the largest of 11 points on the line, above the mean of its ends; on the training loss with "
-    "batch norm estimated anew. On validation loss, and with the statistics as interpolated, it is in the "
-    "results and drawn, too.",
+    "batch norm estimated anew. Where the largest is an end's own loss ('at an end'), it is half the "
+    "difference of the two, and nothing rises between them. On validation loss, and with the statistics as "
+    "interpolated, it is in the results and drawn, too.",
 }
 DECAY: dict[str, Any] = {"weight_decay": 1e-4}
 SWITCHES = (25, 50, 100)
@@ -156,12 +157,22 @@ def _dips(plan: Plan) -> list[str]:
 def _all_barriers(plan: Plan) -> list[str]:
     lines = []
     for outcome in outcomes(plan):
-        found = {title: list(outcome.values(key).values()) for key, title in BARRIERS.items()}
-        told = [f"{title} {mean(values):.4f}" for title, values in found.items() if values]
+        told = []
+        for key, title in BARRIERS.items():
+            values = outcome.values(key)
+            lines_of = [(outcome.folders[seed].result or {}).get(LINES[key]) for seed in values]
+            told += [f"{title} {mean(values.values()):.4f}{_at_an_end(lines_of)}"] if values else []
         apart = list(outcome.values("apart").values())
         told += [f"copies {mean(apart):.2g} of their norm apart"] if apart else []
         lines += [f"{outcome.arm.name}: {', '.join(told)}."] if outcome.folders else []
     return lines
+
+
+def _at_an_end(lines: list[list[float] | None]) -> str:
+    """In how many pairs nothing rises between the copies."""
+    known = [line for line in lines if line is not None]  # results of old have none
+    ends = sum(max(line) in (line[0], line[-1]) for line in known)
+    return f" (at an end in {ends} of {len(known)})" if known else ""
 
 
 BARRIERS = {
@@ -170,6 +181,7 @@ BARRIERS = {
     "barrier_train_as_they_are": "training loss, statistics as interpolated",
     "barrier_validation_as_they_are": "validation loss, statistics as interpolated",
 }
+LINES = {key: key.replace("barrier", "line") for key in BARRIERS}  # the losses each is the largest of
 
 
 def _barriers(found: list[Outcome]) -> list[str]:
