@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from xml.etree import ElementTree
 
 import pytest
@@ -92,8 +93,15 @@ def test_style_follows_the_place_unless_given() -> None:
 
 
 def test_more_series_than_styles() -> None:
-    svg = chart(*(Series(f"series {i}", [0, 1], [i, i + 1]) for i in range(20)))
-    assert {f"series {i}" for i in range(20)} <= set(texts(svg))
+    svg = chart(*(Series(f"series {i}", [0, 1], [i, i + 1]) for i in range(40)))
+    assert {f"series {i}" for i in range(40)} <= set(texts(svg))
+
+
+def test_more_series_than_colours_are_told_apart() -> None:
+    svg = chart(*(Series(f"series {i}", [0, 1], [i, i + 1]) for i in range(24)))
+    classes = [e.attrib["class"].split()[1] for e in svg.iter("polyline")]
+    looks = dict(re.findall(r"\.(s\d+) (\{.*?\})", page("", "")))  # a colour and dashes, by class
+    assert len({looks[name] for name in classes}) == 24
 
 
 def test_text_is_escaped() -> None:

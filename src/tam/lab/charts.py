@@ -19,6 +19,7 @@ from html import escape
 _LIGHT = ("#0072b2", "#c44e00", "#00795a", "#a63d7d", "#8a6500", "#3f3f3f", "#2b8fc4", "#6a4fb3")
 _DARK = ("#4ea8e8", "#ff8b4a", "#2fc7a0", "#e58cc1", "#e3bd3b", "#d0d0d0", "#8fd0ff", "#b19cf2")
 _DASHES = ("", "9 3", "2 3", "9 3 2 3", "5 3", "14 4", "9 3 2 3 2 3", "4 2 1 2")
+_STYLES = 3 * len(_DASHES)  # from the second round on a colour has the next dashes
 
 WIDTH, _HEIGHT = 560, 330  # the plot with its title and axes; the legend comes below
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 22, 34, 46
@@ -58,7 +59,7 @@ def line_chart(
     x_axis = Axis([v for s in series for v in s.x], _LEFT, WIDTH - _RIGHT)
     y_axis = Axis([v for c in columns for v in c], _HEIGHT - _BOTTOM, _TOP, margin=0.04, log=log_y)
     styles = [i if s.style is None else s.style for i, s in enumerate(series)]
-    styles = [style % len(_DASHES) for style in styles]
+    styles = [style % _STYLES for style in styles]
     parts = [*_frame(x_axis, y_axis, title, x_label, y_label)]
     for s, style in zip(series, styles, strict=True):
         parts += _band(s, style, x_axis, y_axis)
@@ -113,8 +114,10 @@ def _style_sheet() -> str:
     def colours(palette: Sequence[str]) -> str:
         return " ".join(f"--s{i}: {colour};" for i, colour in enumerate(palette))
 
+    n = len(_DASHES)
     lines = [
-        f".s{i} {{ --s: var(--s{i}); stroke-dasharray: {dash or 'none'}; }}" for i, dash in enumerate(_DASHES)
+        f".s{i} {{ --s: var(--s{i % n}); stroke-dasharray: {_DASHES[(i + i // n) % n] or 'none'}; }}"
+        for i in range(_STYLES)
     ]
     return f"""\
 :root {{ --bg: #ffffff; --fg: #1c1c1c; --dim: #5a5a5a; --grid: #e2e2e2; {colours(_LIGHT)} }}
