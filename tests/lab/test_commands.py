@@ -200,6 +200,21 @@ def test_parts_of_a_study_that_were_run_one_by_one_are_one_in_the_report(
     assert compare(part) == compare(whole) and part.planned == whole.planned
 
 
+def test_parts_that_were_asked_for_again_are_told_once(tmp_path: Path) -> None:
+    """And studies are in a preset's order, whichever was run first."""
+    for studies, arms in (
+        (("copies-tail",), ()),
+        (("tam0.2",), ("SGDM",)),
+        ((), ()),
+        (("tam0.2",), ("TAM",)),
+    ):
+        remember(Selection("warmup", "smoke", studies, arms), tmp_path)
+    lines = [line for line in tam_lab("status", tmp_path)[1].splitlines() if line.startswith("warmup")]
+    assert [line.split(":")[0] for line in lines] == ["warmup smoke copies-tail", "warmup smoke tam0.2"]
+    (group,) = shown(tmp_path)
+    assert [plan.study.name for plan in group.plans] == ["tam0.2", "copies-tail"]
+
+
 def test_torchrun_is_for_experiments_whose_trials_run_on_ranks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

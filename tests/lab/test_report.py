@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from tam.lab import report
+from tam.lab import report, variants
 from tam.lab.experiment import Experiment, Plan, Study
 from tam.lab.images import config_of
 from tam.lab.runner import Group
@@ -40,7 +40,7 @@ def given(root: Path, outcomes: dict[str, list[float]], seeds: int = 5, **more: 
             if folder.result is None:
                 with folder.at_work():
                     folder.finish({"validation": value, "diverged": False}, 1.0, torch.device("cpu"))
-    return Group([found], (study,))
+    return Group([found], ())
 
 
 SGDM, TAM, LESS = (
@@ -57,7 +57,7 @@ def test_an_arm_with_the_runs_of_another(tmp_path: Path) -> None:
     again = replace(made.study.arm("SGDM"), name="SGDM, more lrs")
     study = replace(made.study, arms=(*made.study.arms, again))
     with_it = Plan(made.experiment, study, tmp_path, "paper")
-    found = report.markdown([Group([with_it], (study,))])
+    found = report.markdown([Group([with_it], ())])
     assert "\n\nSGDM, more lrs: the same runs as SGDM, at the same lr.\n\n" in found
     assert found.count("the same runs as") == 2  # the control at TAM's effective lr is SGDM, too
     assert report.markdown([given(tmp_path / "none", {})]).count("the same runs as") == 0
@@ -102,8 +102,25 @@ def test_one_comparison_has_one_verdict_and_the_paper_is_beside_it(tmp_path: Pat
         "TAM minus SGDM: better here: +1.98" in line and "the paper's +0.60 lies outside the interval" in line
     )
     text = report.markdown([group])
-    assert "for all comparisons the preset plans, 4 here" in text  # SGDM's, and three controls
+    assert "for all comparisons the preset paper plans, 4, run" in text  # SGDM's, and three controls
     assert "| TAM, d shuffled | 0.2 | 5 of 5 | 91.12 ± 0.13 |  |  |  | control of TAM |" in text
+
+
+def test_what_a_preset_plans_besides_is_counted_and_named(tmp_path: Path) -> None:
+    group = given(tmp_path, ALL)
+    other = replace(group.planned[0], name="other", title="What nobody ran")
+    text = report.markdown([Group(group.plans, (other,))])
+    assert "the preset paper plans, 8, run or not" in text
+    assert "Planned, too, and not run: What nobody ran." in text
+    assert "not run" not in report.markdown([group]).replace("run or not", "")
+
+
+def test_without_controls_of_d_nothing_is_said_to_help(tmp_path: Path) -> None:
+    (made,) = given(tmp_path, ALL).plans
+    study = variants.without(made.study, "TAM, d shuffled", "TAM, d its mean")
+    group = Group([Plan(made.experiment, study, tmp_path, "paper")], ())
+    (_, line) = report.against_controls(group.plans[0], report.compare(group))
+    assert line.startswith("TAM is not shown to help (no controls of d are planned)")
 
 
 def test_studies_of_one_name_have_their_own_differences(tmp_path: Path) -> None:
@@ -117,7 +134,7 @@ def test_studies_of_one_name_have_their_own_differences(tmp_path: Path) -> None:
             folder = TrialFolder(tmp_path, trial)
             with folder.at_work():
                 folder.finish({"validation": value, "diverged": False}, 1.0, torch.device("cpu"))
-    group = Group([first, second], (first.study, second.study))
+    group = Group([first, second], ())
     differences = report.compare(group)
     found = [{row[0]: row for row in report.table(one, differences)[1]}["TAM"][4] for one in group.plans]
     assert found == ["+1.98", "-1.06"]

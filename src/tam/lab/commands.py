@@ -20,6 +20,7 @@ from tam.lab.embedding import score
 from tam.lab.embedding.tasks import check as check_tasks
 from tam.lab.engines.work import Place
 from tam.lab.experiment import Plan, experiments
+from tam.lab.machine import cores
 from tam.lab.models import language
 from tam.lab.outcome import Outcome, outcomes
 from tam.lab.progress import Show
@@ -139,7 +140,7 @@ def run(
         device = "cuda" if torch.cuda.is_available() else "cpu"
     on_gpu = device.startswith("cuda")
     place = Place(out.resolve(), (data or default_folder()).resolve(), device, together if on_gpu else 1)
-    count = workers or (max(1, torch.cuda.device_count()) if on_gpu else os.cpu_count() or 1)
+    count = workers or (max(1, torch.cuda.device_count()) if on_gpu else cores())
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # what a cluster ends a job with
     if address is not None and engine != "ray":
         _ends(LabError("--address is of a Ray cluster: it needs --engine ray"))
@@ -201,14 +202,24 @@ def status(folder: Annotated[Path, typer.Argument(help="The --out of a run.")]) 
         selections = runner.remembered(folder)
         if not selections:
             raise LabError(f"{folder} has no runs.json: nothing was run there")
-        told = {}  # the same part may have been asked for twice
-        for plan in (plan for selection in selections for plan in runner.plans(selection, folder)):
-            lines = [f"{plan.experiment.name} {plan.preset} {plan.study.name}: {_how_far(plan)}"]
-            lines += [f"  {one.arm.name}: {_how_far_is(one, plan)}" for one in outcomes(plan)]
-            told["\n".join(lines)] = True
-        print("\n".join(told))
+        plans = [plan for selection in selections for plan in runner.plans(selection, folder)]
+        wanted: list[Plan] = []  # without parts of what was asked for another time
+        for plan in sorted(plans, key=lambda plan: -plan.study.trials()):
+            if not any(_covers(other, plan) for other in wanted):
+                wanted.append(plan)
+        for plan in sorted(wanted, key=plans.index):
+            print(f"{plan.experiment.name} {plan.preset} {plan.study.name}: {_how_far(plan)}")
+            for one in outcomes(plan):
+                print(f"  {one.arm.name}: {_how_far_is(one, plan)}")
     except LabError as error:
         _ends(error)
+
+
+def _covers(plan: Plan, other: Plan) -> bool:
+    """Whether it has all arms and seeds of the other, which is of the same study."""
+    study, its = ((one.experiment.name, one.preset, one.study.identity) for one in (plan, other))
+    arms, its_arms = ({arm.name for arm in one.study.arms} for one in (plan, other))
+    return study == its and arms >= its_arms and len(plan.study.seeds) >= len(other.study.seeds)
 
 
 def _how_far(plan: Plan) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 from functools import cache
 from pathlib import Path
@@ -19,6 +20,11 @@ def machine(device: torch.device) -> dict[str, Any]:
         "hardware": torch.cuda.get_device_name(device) if device.type == "cuda" else _processor(),
         "tam": __version__, "torch": torch.__version__, "python": platform.python_version(),
     }  # fmt: skip
+
+
+def cores() -> int:
+    """Those this process may use; where the system does not tell, all."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _processor() -> str:

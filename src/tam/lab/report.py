@@ -162,7 +162,9 @@ def against_controls(plan: Plan, differences: Differences) -> list[str]:
             if d is not None and d.verdict == "better" and d.n == len(study.seeds)
         }
         verdict = "helps" if better >= CONTROLS else "is not shown to help"
-        if any(d is None for d in found):
+        if not {control.damping for control in controls} >= CONTROLS:
+            verdict += " (no controls of d are planned)"
+        elif any(d is None for d in found):
             verdict += " (not all of its controls were run)"
         lines.append(
             f"{source} {verdict}: it must be better than SGDM or Adam at its effective lr and than both "
@@ -313,9 +315,9 @@ NOTES = (
     "data. Differences are taken seed by seed: for one seed all arms share the split, the initial weights "
     "and the batches; on GPUs, not always the rounding, so that runs that begin alike may part early. The "
     "95% interval is that of one comparison (Student's t). "
-    "Better or worse: p is at most 0.05 after Holm's correction for all comparisons the preset plans, "
-    "{count} here, run or not; an interval may thus exclude 0 where nothing is decided: with {n} seeds the "
-    "first verdict takes a mean of {least:.2g} standard errors. Equivalent, whatever p: the interval lies "
+    "Better or worse: p is at most 0.05 after Holm's correction for all comparisons the preset {preset} "
+    "plans, {count}, run or not; an interval may thus exclude 0 where nothing is decided: with {n} seeds the "
+    "first verdict takes a mean of {least:g} standard errors. Equivalent, whatever p: the interval lies "
     "within the margin (0.2 points for accuracies). Undecided: none of these."
 )
 CURVES = "Curves: mean over the seeds, band from least to greatest."
@@ -372,7 +374,10 @@ WRITERS = {".html": html, ".md": markdown}
 def _notes(group: Group) -> str:
     count = sum(len(study.comparisons()) for study in group.planned)
     n = max(len(study.seeds) for study in group.planned)
-    return NOTES.format(count=count, n=n, least=stats.least(n, count))
+    least = float(f"{stats.least(n, count):.2g}")
+    told = NOTES.format(preset=group.plans[0].preset, count=count, n=n, least=least)
+    missing = "; ".join(study.title for study in group.not_run)
+    return told + (f" Planned, too, and not run: {missing}." if missing else "")
 
 
 def _title(plan: Plan) -> str:
@@ -396,7 +401,9 @@ def _lines(plan: Plan, differences: Differences) -> list[str]:
 
 def overview(group: Group, differences: Differences) -> tuple[list[str], list[list[str]]]:
     """Header and rows: of every study its arms, the best mean first, and the verdict its table gives."""
-    header = ["study", "mean ± standard deviation of its arms, the best first, and the verdict of its table"]
+    first = "the best first unless they have different counterparts"
+    told = f"mean ± standard deviation of its arms, {first}, and the verdict of its table"
+    header = [f"study (preset {group.plans[0].preset})", told]
     return header, [[_asked(plan.study), _ranking(plan, differences)] for plan in group.plans]
 
 

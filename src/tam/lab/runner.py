@@ -226,10 +226,14 @@ def remembered(root: Path) -> list[Selection]:
 
 @dataclass(frozen=True)
 class Group:
-    """A preset of which something was run: those studies, and all that it plans."""
+    """A preset of which something was run: those studies, as it has them, and its others."""
 
     plans: list[Plan]
-    planned: tuple[Study, ...]
+    not_run: tuple[Study, ...]
+
+    @property
+    def planned(self) -> list[Study]:
+        return [*(plan.study for plan in self.plans), *self.not_run]
 
 
 def shown(root: Path) -> list[Group]:
@@ -242,12 +246,11 @@ def shown(root: Path) -> list[Group]:
         found = groups.setdefault((selection.experiment, selection.preset), {})
         for plan in plans(replace(selection, arms=(), seeds=None), root):
             found[plan.study.identity] = plan
-    return [
-        Group(list(found.values()), _planned(name, preset, found)) for (name, preset), found in groups.items()
-    ]
+    return [_group(get_experiment(name).presets[preset], found) for (name, preset), found in groups.items()]
 
 
-def _planned(name: str, preset: str, found: Mapping[str, Plan]) -> tuple[Study, ...]:
-    shown = [plan.study for plan in found.values()]
-    names = {study.name for study in shown}
-    return (*shown, *(study for study in get_experiment(name).presets[preset] if study.name not in names))
+def _group(studies: Sequence[Study], found: Mapping[str, Plan]) -> Group:
+    order = [study.name for study in studies]
+    plans = sorted(found.values(), key=lambda plan: order.index(plan.study.name))
+    names = {plan.study.name for plan in plans}
+    return Group(plans, tuple(study for study in studies if study.name not in names))
