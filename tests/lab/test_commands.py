@@ -152,6 +152,10 @@ def test_the_report_in_a_browser(folder: Path, tmp_path: Path) -> None:
             ["run", "runtime", "--preset", "smoke", "--controls", "--out", "X"],
             "runtime has no controls of TAM",
         ),
+        (
+            ["run", "graph", "--preset", "smoke", "--engine", "ray", "--device", "cuda:9", "--out", "X"],
+            "--device cuda:9: must be cpu or cuda; there are",
+        ),
         (["mteb", "X", "--device", "cuda:9"], "--device cuda:9: must be cpu or cuda; there are"),
         (["mteb", "X", "--data", "nowhere"], "--data nowhere: no such folder"),
         (["mteb", "X", "--tasks", "BIOSSES, Nonsense"], "task 'Nonsense': MTEB has none of that name"),

@@ -59,6 +59,9 @@ def test_average_and_forgetting_worked_out_by_hand() -> None:
     assert continual.average_accuracy(matrix) == pytest.approx(245 / 3)
     assert continual.forgetting(matrix) == pytest.approx(((90 - 70) + (85 - 80)) / 2)
     assert continual.forgetting([[50.0]]) == 0
+    unlearned = [[80.0, 99.0], [85.0, 60.0]]  # what was known before it was learned does not count
+    assert continual.forgetting([*unlearned, [70.0, 50.0]]) == pytest.approx(((85 - 70) + (60 - 50)) / 2)
+    assert continual.forgetting(unlearned) == pytest.approx(80 - 85)  # what has grown is negative
 
 
 def plain(one: continual.Config, root: Path) -> tuple[list[float], list[list[float]]]:
@@ -83,7 +86,7 @@ def plain(one: continual.Config, root: Path) -> tuple[list[float], list[list[flo
                     with torch.no_grad():
                         old = torch.softmax(before(x) / 2, 1)
                     new = torch.log_softmax(answers / 2, 1)
-                    loss = loss + torch.nn.functional.kl_div(new, old, reduction="batchmean")
+                    loss = loss + one.strength * torch.nn.functional.kl_div(new, old, reduction="batchmean")
                 optimizer.zero_grad()
                 loss.backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
@@ -93,12 +96,14 @@ def plain(one: continual.Config, root: Path) -> tuple[list[float], list[list[flo
     return losses, matrix
 
 
-@pytest.mark.parametrize("method", ["naive", "lwf"])
-def test_a_trial_is_a_plain_training(method: str, tmp_path: Path) -> None:
-    folder = run(tmp_path, method=method)
-    losses, matrix = plain(continual.Config(**config(method=method)), tmp_path)
+@pytest.mark.parametrize("more", [{"method": "naive"}, {"method": "lwf"}, {"method": "lwf", "strength": 3.0}])
+def test_a_trial_is_a_plain_training(more: dict[str, Any], tmp_path: Path) -> None:
+    folder = run(tmp_path, **more)
+    losses, matrix = plain(continual.Config(**config(**more)), tmp_path)
     assert [row["loss"] for row in folder.metrics()] == pytest.approx(losses, rel=1e-4)
     assert folder.result is not None
+    for k, row in enumerate(folder.metrics()):
+        assert row["average"] == pytest.approx(sum(row["accuracies"][: k + 1]) / (k + 1))
     for ours, theirs in zip(folder.result["matrix"], matrix, strict=True):
         assert ours == pytest.approx(theirs, abs=1.7)  # two of 120 images
 
@@ -125,6 +130,20 @@ def test_lrs_are_chosen_by_images_held_out_of_training(tmp_path: Path) -> None:
     chosen, compared = run(tmp_path, test=False), run(tmp_path)
     assert [row["loss"] for row in chosen.metrics()] == [row["loss"] for row in compared.metrics()]
     assert chosen.metrics()[0]["accuracies"] != compared.metrics()[0]["accuracies"]
+
+
+def test_a_run_that_diverged_has_forgotten_nothing_that_counts(tmp_path: Path) -> None:
+    study = EXPERIMENT.presets["smoke"][0]
+    made = Plan(EXPERIMENT, study, tmp_path, "smoke")
+    trials = made.reported(study.arms[0]) or []
+    good = {"matrix": [[80.0, 20.0], [30.0, 90.0]], "forgetting": 50.0, "average": 60.0, "diverged": False}
+    bad = {"matrix": [[10.0, 10.0]], "forgetting": 0.0, "average": 10.0, "diverged": True}
+    for trial, result in zip(trials, (good, bad), strict=True):
+        folder = TrialFolder(tmp_path, trial)
+        with folder.at_work():
+            folder.finish(result, 1.0, CPU)
+    told = "forgetting 50.00 points (n = 1); after the last experience 30.0, 90.0"
+    assert EXPERIMENT.says is not None and EXPERIMENT.says(made) == [f"{study.arms[0].name}: {told}."]
 
 
 # ---------------------------------------------------------------------- streams

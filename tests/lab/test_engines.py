@@ -74,6 +74,10 @@ def test_workers_end_by_themselves_when_all_is_done_and_by_force_when_not(tmp_pa
     with Local(Place(tmp_path, tmp_path), 2, lambda event: None) as engine:
         engine.run(jobs(2))
     assert [process.exitcode for process in engine.processes.values()] == [0, 0]
+    bad = Job("images", {**jobs(1)[0].config, "model": "none"})
+    with pytest.raises(LabError), Local(Place(tmp_path, tmp_path), 1, lambda event: None) as engine:
+        engine.run([bad])
+    assert [process.exitcode for process in engine.processes.values()] == [0]
 
     def stop(event: Event) -> None:
         raise KeyboardInterrupt
@@ -84,6 +88,14 @@ def test_workers_end_by_themselves_when_all_is_done_and_by_force_when_not(tmp_pa
     ):
         engine.run(jobs(1, epochs=40))
     assert [process.exitcode for process in engine.processes.values()] == [-signal.SIGTERM]
+
+
+def test_a_worker_that_does_not_answer_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local, "TO_END", 0.5)
+    with Local(Place(tmp_path, tmp_path), 1, lambda event: None) as engine:
+        engine.run(jobs(1))
+        os.kill(engine.processes[0].pid, signal.SIGSTOP)
+    assert [process.exitcode for process in engine.processes.values()] == [-signal.SIGKILL]
 
 
 def test_a_killed_worker_is_replaced(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import torch
 
 from tam.lab import graph
 from tam.lab.data import DataError, movielens
-from tam.lab.store import LabError, TrialFolder
+from tam.lab.store import LabError, TrialFolder, digest_of
 from tests.lab.test_images import outcome
 
 CPU = torch.device("cpu")
@@ -103,6 +103,8 @@ def test_a_warm_up_is_sgdm_and_then_a_fresh_adam(tmp_path: Path) -> None:
     training = graph.Training(graph.Config(**config()), TrialFolder(tmp_path, config()), tmp_path, CPU)
     params = list(training.network.parameters())
     optimizer: torch.optim.Optimizer = torch.optim.SGD(params, lr=0.02, momentum=0.9)
+    # To predict the test ratings it sees those to train on and those to validate on.
+    later = graph.graph_of(training.ratings, torch.cat([training.parts[0], training.parts[1]]), None)
     losses, scores, tests = [], [], []
     for epoch in range(6):
         if epoch == 3:
@@ -114,8 +116,7 @@ def test_a_warm_up_is_sgdm_and_then_a_fresh_adam(tmp_path: Path) -> None:
         optimizer.step()
         losses.append(loss.item())
         with torch.no_grad():
-            assert training.later is not None
-            for part, nodes, to in ((1, training.graph, scores), (2, training.later, tests)):
+            for part, nodes, to in ((1, training.graph, scores), (2, later, tests)):
                 users, movies, values = training.pairs(part)
                 rated = training.network.rate(training.network(nodes), users, movies).clamp(0, 5)
                 to.append((rated - values).pow(2).mean().sqrt().item())
@@ -125,6 +126,22 @@ def test_a_warm_up_is_sgdm_and_then_a_fresh_adam(tmp_path: Path) -> None:
     assert result is not None and result["rmse"] == pytest.approx(min(scores), rel=1e-4)
     assert result["test"] == pytest.approx(tests[scores.index(min(scores))], rel=1e-4)
     assert result["at"] == scores.index(min(scores)) + 1
+
+
+def test_scores_are_of_ratings_there_are(tmp_path: Path) -> None:
+    """Who predicts more than five stars, or fewer than none, is scored as if it were five, or none."""
+    training = graph.Training(graph.Config(**config()), TrialFolder(tmp_path, config()), tmp_path, CPU)
+    with torch.no_grad():
+        nodes, (_, _, values) = training.network(training.graph), training.pairs(1)
+        for bias, shown in ((100.0, 5.0), (-100.0, 0.0)):
+            training.network.decoder[-1].bias.fill_(bias)
+            expected = (values - shown).square().mean().sqrt()
+            assert training.rmse(nodes, 1) == pytest.approx(float(expected), rel=1e-5)
+
+
+def test_a_run_whose_last_step_ends_in_no_number_has_diverged(tmp_path: Path) -> None:
+    result = run(tmp_path, lr=1e30, epochs=1).result
+    assert result is not None and result["diverged"]
 
 
 @pytest.mark.parametrize("more", [{"optimizer": "tam", "switch": 3}, {"optimizer": "adam", "lr": 0.01}])
@@ -146,8 +163,13 @@ def test_d_replaced_by_its_own_sequence_is_the_same_run(tmp_path: Path) -> None:
 def test_titles_are_features_and_missing_packages_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    torch.save(torch.randn(40, 8).half(), tmp_path / "titles-x.pt")
-    more = outcome(run(tmp_path, titles="titles-x.pt"))[0]["parameters"]
+    titles = torch.randn(40, 8).half()
+    name = f"titles-{digest_of(titles.numpy().tobytes())}.pt"
+    for path in (tmp_path / name, tmp_path / "titles-x.pt"):
+        torch.save(titles, path)
+    with pytest.raises(LabError, match=r"titles-x.pt has not the titles' embeddings it was made with"):
+        run(tmp_path, titles="titles-x.pt")
+    more = outcome(run(tmp_path, titles=name))[0]["parameters"]
     assert more - outcome(run(tmp_path))[0]["parameters"] == 2 * 8 * 32  # both directions read them
     monkeypatch.setattr(graph.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(LabError, match="needs the package torch_geometric"):

@@ -50,8 +50,8 @@ MIXED = [
 ]
 
 
-def alone(one: population.Config) -> list[tuple[float, float]]:
-    """Online accuracy and loss of each task, by torch's own optimizer on a module."""
+def alone(one: population.Config) -> list[tuple[float, float, float]]:
+    """Online accuracy, loss and the first pass's accuracy of each task, by torch's optimizer on a module."""
     data = load(one.data, Path())
     x, y = data.train
     mean, std = (torch.tensor(v)[:, None, None] for v in (data.mean, data.std))
@@ -64,7 +64,7 @@ def alone(one: population.Config) -> list[tuple[float, float]]:
     found = []
     for task in range(one.epochs):
         names = population.labels_of(task, y, data.classes, one)
-        right, losses = 0, []
+        right, losses, rights = 0, [], []
         for number in range(one.passes):
             generator = torch.Generator().manual_seed((one.seed * 1009 + task) * 1009 + number)
             order = kept[torch.randperm(len(kept), generator=generator)]
@@ -76,7 +76,9 @@ def alone(one: population.Config) -> list[tuple[float, float]]:
                 loss.backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
                 losses.append(loss.item())
-        found.append((100 * right / (len(losses) * one.batch), sum(losses) / len(losses)))
+            rights.append(right)
+        seen = len(losses) * one.batch
+        found.append((100 * right / seen, sum(losses) / len(losses), 100 * rights[0] * one.passes / seen))
     return found
 
 
@@ -85,8 +87,12 @@ def test_a_member_is_the_network_trained_alone(tmp_path: Path) -> None:
     for folder in train(tmp_path / "all", MIXED):
         expected = alone(population.Config(**folder.config))
         rows = folder.metrics()
-        assert [row["loss"] for row in rows] == pytest.approx([loss for _, loss in expected], rel=1e-3)
-        assert [row["online"] for row in rows] == pytest.approx([right for right, _ in expected], abs=0.3)
+        for i, (key, near) in enumerate((("online", 0.3), ("loss", 1e-3), ("first", 0.3))):
+            assert [row[key] for row in rows] == pytest.approx([task[i] for task in expected], abs=near)
+        result, tasks = folder.result, [row["online"] for row in rows]
+        assert result is not None and result["online"] == pytest.approx(sum(tasks) / len(tasks))
+        assert result["first"] == pytest.approx(sum(row["first"] for row in rows) / len(rows))
+        assert result["slope"] == pytest.approx((tasks[2] - tasks[0]) / 2)  # of three tasks
         (single,) = train(tmp_path / "one", [folder.config])
         assert single.metrics() == rows
         assert ("alignment" in rows[0]) == (folder.config["optimizer"] == "tam")

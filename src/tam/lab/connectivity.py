@@ -73,7 +73,7 @@ def run(
     """Trains the copies, from the last checkpoint where there is one, and measures the line between them."""
     settings = Config(**config)
     pair = Pair(settings, folder, data_folder, device)
-    seconds = yield from by_epochs(pair, folder, device, range(settings.at, settings.epochs), save_every)
+    seconds = yield from by_epochs(pair, folder, device, range(pair.first, settings.epochs), save_every)
     one, last = pair.copies[0], folder.rows[-1]
     result = {
         **barriers(*pair.copies), "apart": apart(*pair.copies), "validation": last["validation"],
@@ -84,17 +84,24 @@ def run(
 
 
 class Pair:
-    """Two copies of a run."""
+    """Two copies of a run, which learns here up to where they begin unless it has left its state there."""
 
     def __init__(self, config: Config, folder: TrialFolder, data_folder: Path, device: torch.device) -> None:
-        self.config, self.root = config, folder.path.parent.parent
-        self.data_folder, self.device = data_folder, device
+        self.config, self.first = config, 0
         self.copies = [Training(_copy(config, order), data_folder, device, None) for order in COPIES]
-        self.begun = config.at == 0  # both are as they were made
+        self.trunk: Training | None = None  # until they begin; at epoch 0 both are as they were made
+        self.make_trunk = partial(Training, config.trunk, data_folder, device, None)
+        left = _left(config, folder.path.parent.parent, device)
+        if left is not None:
+            self._begin(left)
+            self.first = config.at
+        elif config.at > 0:
+            self.trunk = self.make_trunk()
 
-    def epoch(self, epoch: int) -> Generator[None, None, dict[str, Any]]:
-        if not self.begun:
-            yield from self._begin()
+    def epoch(self, epoch: int) -> Generator[None, None, dict[str, Any] | None]:
+        if self.trunk is not None:
+            yield from self._up_to_there(self.trunk, epoch)
+            return None
         for copy in self.copies:
             copy.begin(epoch)
         for _ in range(self.copies[0].steps):
@@ -108,26 +115,32 @@ class Pair:
             "validation": mean(float(copy.accuracy(*validation(copy))) for copy in self.copies),
         }
 
-    def _begin(self) -> Iterator[None]:
-        """Both copies at the run's state: the one it has left, else one trained here."""
-        state = _left(self.config, self.root, self.device)
-        if state is None:
-            training = Training(self.config.trunk, self.data_folder, self.device, None)
-            for epoch in range(self.config.at):
-                training.begin(epoch)
-                for _ in range(training.steps):
-                    training.step()
-                    yield None
-            state = training.state_dict()
-        self.load_state_dict({"copies": [state, state]})
+    def _up_to_there(self, trunk: Training, epoch: int) -> Iterator[None]:
+        trunk.begin(epoch)
+        for _ in range(trunk.steps):
+            trunk.step()
+            yield None
+        if epoch + 1 == self.config.at:
+            self._begin(trunk.state_dict())
+
+    def _begin(self, state: dict[str, Any]) -> None:
+        for copy in self.copies:
+            copy.load_state_dict(state)
+        self.trunk = None
 
     def state_dict(self) -> dict[str, Any]:
+        if self.trunk is not None:
+            return {"trunk": self.trunk.state_dict()}
         return {"copies": [copy.state_dict() for copy in self.copies]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        if "trunk" in state:  # a run may have left its state meanwhile: going on is as good
+            self.trunk = self.trunk or self.make_trunk()
+            self.trunk.load_state_dict(state["trunk"])
+            return
         for copy, own in zip(self.copies, state["copies"], strict=True):
             copy.load_state_dict(own)
-        self.begun = True
+        self.trunk = None
 
 
 def _copy(settings: Config, order: int) -> images.Config:
@@ -159,7 +172,7 @@ def validation(training: Training) -> tuple[Tensor, Tensor]:
 def barriers(a: Training, b: Training) -> dict[str, Any]:
     """On training and validation loss, with batch norm's statistics as interpolated and estimated anew.
 
-    With the losses on each line: where its largest is an end's own, nothing rises between them.
+    With the losses on each line: where the largest is an end's own, no point lies above the higher end.
     """
     kept = a.draws.indices.to(a.images.device)
     parts = {"train": (a.images[kept], a.labels[kept]), "validation": validation(a)}
@@ -213,6 +226,6 @@ def first_jump(norms: Sequence[float], window: int = 10, factor: float = 1.5) ->
     """
     for i in range(window, len(norms)):
         before = median(norms[i - window : i])
-        if norms[i] > factor * before:
+        if norms[i] > factor * before > 0:
             return Jump(i + 1, norms[i] / before)
     return None

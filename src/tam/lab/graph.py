@@ -110,7 +110,7 @@ def embed_titles(encoder: str, data_folder: Path, root: Path) -> str:
     except Exception as error:  # of many kinds: no such folder, no network, another format
         raise LabError(f"--encoder {encoder} cannot be loaded: {error}") from error
     found = torch.from_numpy(model.encode(titles, show_progress_bar=False)).half()
-    name = f"titles-{digest_of(found.numpy().tobytes())}.pt"
+    name = _file_of(found)
     root.mkdir(parents=True, exist_ok=True)
     buffer = io.BytesIO()
     torch.save(found, buffer)
@@ -120,12 +120,18 @@ def embed_titles(encoder: str, data_folder: Path, root: Path) -> str:
 
 def _titles(path: Path, count: int) -> Tensor:
     try:
-        found: Tensor = torch.load(path, weights_only=True).float()
+        found: Tensor = torch.load(path, weights_only=True)
     except Exception as error:  # it is missing, or torch raises whatever its reader meets
         raise LabError(f"{path} with the titles' embeddings cannot be read: give --encoder again") from error
+    if path.name != _file_of(found):
+        raise LabError(f"{path} has not the titles' embeddings it was made with: give --encoder again")
     if len(found) != count:
         raise LabError(f"{path} has {len(found)} embeddings for {count} movies")
-    return found
+    return found.float()
+
+
+def _file_of(titles: Tensor) -> str:
+    return f"titles-{digest_of(titles.numpy().tobytes())}.pt"
 
 
 # ---------------------------------------------------------------------- the network
@@ -310,8 +316,8 @@ def run(
     last = folder.rows[-1]
     result = {
         "rmse": training.best, "last": last["rmse"], "at": _at(folder), "epochs": len(folder.rows),
-        "diverged": not math.isfinite(last["loss"]), "parameters": parameters(training.network),
-        "settings": resolved(settings, training.optimizer),
+        "diverged": not math.isfinite(last["loss"] + last["rmse"]),  # the loss is of before the last step
+        "parameters": parameters(training.network), "settings": resolved(settings, training.optimizer),
     }  # fmt: skip
     if training.later is not None:
         training.network.load_state_dict(training.weights)

@@ -48,7 +48,8 @@ def table(plan: Plan, differences: Differences) -> tuple[list[str], list[list[st
     for outcome in outcomes(plan):
         arm, values, test = outcome.arm, outcome.values(study.outcome), outcome.values("test")
         row = [arm.name, _lr(outcome), _count(outcome, len(values))]
-        row += [_shown(values, study.digits) or "not run", _shown(test, study.digits)]
+        none = "no figure" if outcome.folders else "not run"
+        row += [_shown(values, study.digits) or none, _shown(test, study.digits)]
         other = study.compared_with(arm)
         difference = differences.get((study.identity, arm.name, other))
         if difference is not None:

@@ -114,7 +114,7 @@ def run(
     `tell` hears of events, of how many trials a round has, and of what is to be said besides.
     """
     wanted = plans(selection, place.root)
-    _check(selection, wanted, place, engine)
+    _check(selection, wanted, place, engine, address)
     if get_experiment(selection.experiment).alone:
         place, workers = place.alone(), 1
     if place.device == "cpu" and get_experiment(selection.experiment).gpu and selection.preset != "smoke":
@@ -144,7 +144,9 @@ def _busy(job: Job, place: Place) -> bool:
     return any(folder.busy() for folder in job.folders(place.root))
 
 
-def _check(selection: Selection, wanted: Sequence[Plan], place: Place, engine: str) -> None:
+def _check(
+    selection: Selection, wanted: Sequence[Plan], place: Place, engine: str, address: str | None
+) -> None:
     """Raises before anything is run or written where it could not be."""
     experiment = get_experiment(selection.experiment)
     if engine not in ENGINES:
@@ -156,8 +158,8 @@ def _check(selection: Selection, wanted: Sequence[Plan], place: Place, engine: s
         raise LabError(f"{what}: start it without torchrun")
     if engine == "ray" and importlib.util.find_spec("ray") is None:
         raise LabError("--engine ray needs the package ray: pip install 'torque-aware-momentum[ray]'")
-    # Ray's machines may have GPUs where there are none here.
-    check_device(place.device, torch.cuda.device_count() if engine != "ray" else sys.maxsize)
+    # A cluster's machines may have GPUs where there are none here.
+    check_device(place.device, torch.cuda.device_count() if address is None else sys.maxsize)
     for plan in wanted:
         for _, trial in plan.to_run()[:1]:
             experiment.check(trial, place.data)

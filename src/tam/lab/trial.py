@@ -29,8 +29,11 @@ class Progress:
 class Learner(Protocol):
     """What learns, and all that a checkpoint must hold of it."""
 
-    def epoch(self, epoch: int) -> Generator[None, None, dict[str, Any]]:
-        """Yields after every step; returns the metrics, "epoch", which is 1 more, and "loss" among them."""
+    def epoch(self, epoch: int) -> Generator[None, None, dict[str, Any] | None]:
+        """Yields after every step; returns the metrics, "epoch", which is 1 more, and "loss" among them.
+
+        None where the epoch only leads to where the trial begins.
+        """
 
     def state_dict(self) -> dict[str, Any]: ...
     def load_state_dict(self, state: dict[str, Any]) -> None: ...
@@ -58,9 +61,10 @@ def by_epochs(
     begin = saved = time.monotonic()
     for epoch in range(first, epochs.stop):
         row = yield from learner.epoch(epoch)
-        folder.log(row)
-        yield Progress(epoch + 1, epochs.stop, row)
-        if not math.isfinite(row["loss"]):
+        if row is not None:
+            folder.log(row)
+        yield Progress(epoch + 1, epochs.stop, row or {})
+        if row is not None and not math.isfinite(row["loss"]):
             break
         if agreed(time.monotonic() - saved > save_every) and epoch + 1 < epochs.stop:
             kept = {"learner": learner.state_dict(), "seconds": spent + time.monotonic() - begin}

@@ -7,6 +7,7 @@ import os
 import queue
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from multiprocessing.connection import Connection, wait
@@ -18,7 +19,7 @@ import torch
 from tam.lab.engines.work import ATTEMPTS, Event, Job, Place, work
 from tam.lab.store import LabError, key_of
 
-TO_END = 10.0  # seconds a process may take
+TO_END = 10.0  # seconds processes may take to end when they are asked to
 
 
 class Local:
@@ -39,17 +40,25 @@ class Local:
     def __enter__(self) -> Local:
         return self
 
-    def __exit__(self, kind: object, *_: object) -> None:
-        if kind is None:  # they are idle: ended by force, Python would warn of what they have not cleaned up
-            for pipe in self.pipes.values():
-                with suppress(OSError):
-                    pipe.send(None)
+    def __exit__(self, *_: object) -> None:
+        try:
+            if not any(self.at_work.values()):  # else, ended by force, they leave what Python warns of
+                for pipe in self.pipes.values():
+                    with suppress(OSError):
+                        pipe.send(None)
+                self._wait()
+        finally:
             for process in self.processes.values():
-                process.join(TO_END)
+                process.terminate()
+            self._wait()
+            for process in self.processes.values():
+                process.kill()
+                process.join()
+
+    def _wait(self) -> None:
+        until = time.monotonic() + TO_END
         for process in self.processes.values():
-            process.terminate()
-        for process in self.processes.values():
-            process.join()
+            process.join(max(0.0, until - time.monotonic()))
 
     def run(self, jobs: Sequence[Job]) -> None:
         """Runs all of them. Raises LabError where some could not be done."""

@@ -6,8 +6,10 @@ goes on from its checkpoint.
 
 from __future__ import annotations
 
+import signal
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -31,10 +33,13 @@ class Ray:
         self.ray = ray
         slots = self.workers * self.place.together
         local: dict[str, Any] = {} if self.address else {"num_cpus": slots, "include_dashboard": False}
+        on_sigterm = signal.getsignal(signal.SIGTERM)
         try:
             ray.init(address=self.address, log_to_driver=False, logging_level="warning", **local)
         except Exception as error:  # of many kinds, by what is wrong
             raise LabError(f"Ray cannot be reached or started: {error}") from error
+        with suppress(ValueError, TypeError):  # not the main thread's, or not a handler of Python's
+            signal.signal(signal.SIGTERM, on_sigterm)  # Ray's own ends the process with a dump of its stack
         gpus = 1 / self.place.together if self.place.device.startswith("cuda") else 0
         self.task = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=ATTEMPTS - 1)(_run_one)
         return self

@@ -9,7 +9,7 @@ from typing import Any
 from tam.lab import continual, variants
 from tam.lab.charts import Series, line_chart
 from tam.lab.experiment import Arm, Curve, Experiment, Plan, Study, Table
-from tam.lab.outcome import outcomes, twins
+from tam.lab.outcome import Outcome, outcomes, twins
 
 CHOICES = {
     "outcome": "the mean accuracy on all experiences after the last one; lrs are chosen by images held out "
@@ -80,12 +80,17 @@ def matrices(plan: Plan) -> dict[str, list[list[float]]]:
     """Of each arm the accuracies, experience trained x experience evaluated, the mean over its seeds."""
     found, again = {}, twins(plan)
     for outcome in (one for one in outcomes(plan) if one.arm.name not in again):
-        results = [folder.result for folder in outcome.folders.values()]
-        ours = [result["matrix"] for result in results if result is not None and not result["diverged"]]
+        ours = [result["matrix"] for result in _whole(outcome)]
         if ours:
             size = range(len(ours[0]))
             found[outcome.arm.name] = [[mean(matrix[i][j] for matrix in ours) for j in size] for i in size]
     return found
+
+
+def _whole(outcome: Outcome) -> list[dict[str, Any]]:
+    """The results of runs that came to the last experience."""
+    results = (folder.result for folder in outcome.folders.values())
+    return [result for result in results if result is not None and not result["diverged"]]
 
 
 def tables(plan: Plan) -> list[Table]:
@@ -114,11 +119,11 @@ def forgotten(plan: Plan) -> list[str]:
     """How much of what was known is lost, by arm, and what is known in the end."""
     lines = []
     for outcome in outcomes(plan):
-        values = list(outcome.values("forgetting").values())
-        if values:
-            last = [(folder.result or {})["matrix"][-1] for folder in outcome.folders.values()]
+        whole = _whole(outcome)
+        if whole:
+            last = [result["matrix"][-1] for result in whole]
             known = ", ".join(f"{mean(column):.1f}" for column in zip(*last, strict=True))
-            lost = f"forgetting {mean(values):.2f} points (n = {len(values)})"
+            lost = f"forgetting {mean(one['forgetting'] for one in whole):.2f} points (n = {len(whole)})"
             lines.append(f"{outcome.arm.name}: {lost}; after the last experience {known}.")
     return lines
 

@@ -28,7 +28,7 @@ CHOICES = {
     "TAM at 0.2 it is that of SGDM at 0.1 all along, for TAM at 0.1 that of SGDM at 0.05.",
     "SGDM, halved": "from 0.1 to 0.05, which the paper sets beside the switch; its effective lr falls there, "
     "and that of a warm-up by TAM at 0.2 does not.",
-    "sw": "25 and 50 epochs, as in the paper, and 100, ours, in the presets paper, long (TAM at 0.2) "
+    "sw": "25 and 50 epochs, as in the paper, and 100, ours, in the presets paper, fair, long (TAM at 0.2) "
     "and late (TAM at 0.1).",
     "a jump": "the first epoch whose gradient norm is 1.5 times the median of the ten before it.",
     "copies": "begin from the run's state after an epoch, optimizer and all, and have other batches to the "
@@ -36,8 +36,8 @@ CHOICES = {
     "convergence'.",
     "barrier": "the largest of 11 points on the line, above the mean of its ends; on the training loss with "
     "batch norm estimated anew. Where the largest is an end's own loss ('at an end'), it is half the "
-    "difference of the two, and nothing rises between them. On validation loss, and with the statistics as "
-    "interpolated, it is in the results and drawn, too.",
+    "difference of the two: no point lies above the higher end. On validation loss, and with the "
+    "statistics as interpolated, it is in the results and drawn, too.",
 }
 DECAY: dict[str, Any] = {"weight_decay": 1e-4}
 SWITCHES = (25, 50, 100)
@@ -149,7 +149,8 @@ def _dips(plan: Plan) -> list[str]:
     for outcome in outcomes(plan):
         rows = [folder.metrics() for folder in outcome.folders.values()]
         lengths = [[row["update_norm"] for row in run if "update_norm" in row] for run in rows]
-        found = [f"{after / before:.2f}" for before, after in (one for one in lengths if len(one) == 2)]
+        both = [one for one in lengths if len(one) == 2 and one[0] > 0]
+        found = [f"{after / before:.2f}" for before, after in both]
         if found:
             told = f"the first step after the switch has {', '.join(found)} of the length of those before it"
             lines.append(f"{outcome.arm.name}: {told}.")
@@ -166,12 +167,12 @@ def _all_barriers(plan: Plan) -> list[str]:
             told += [f"{title} {mean(values.values()):.4f}{_at_an_end(lines_of)}"] if values else []
         apart = list(outcome.values("apart").values())
         told += [f"copies {mean(apart):.2g} of their norm apart"] if apart else []
-        lines += [f"{outcome.arm.name}: {', '.join(told)}."] if outcome.folders else []
+        lines += [f"{outcome.arm.name}: {', '.join(told)}."] if told else []
     return lines
 
 
 def _at_an_end(lines: list[list[float] | None]) -> str:
-    """In how many pairs nothing rises between the copies."""
+    """In how many pairs no point lies above the higher end."""
     known = [line for line in lines if line is not None]  # results of old have none
     ends = sum(max(line) in (line[0], line[-1]) for line in known)
     return f" (at an end in {ends} of {len(known)})" if known else ""
@@ -231,7 +232,7 @@ QUARTER: dict[str, Any] = {"limit": 10_000, "epochs": 100, "keep_at": (5, 25, 50
 
 LATE = (
     "when the preset long was known, so that it has comparisons of its own; SGDM and SGDM, halved at 100, "
-    "are the same runs in both."
+    "are the runs of long, and are compared there."
 )
 
 
@@ -239,8 +240,14 @@ def _long(lr: float, *more: str) -> Study:
     """A switch at 100, of 200 epochs."""
     arms = ("TAM", "SGDM, halved at 100", "TAM until 100, then SGDM", *more)
     made = study(lr, (100,), keep=False, limit=10_000).only(arms, None)
-    title = f"Warm-up, TAM at {lr:g}, 200 epochs"
-    return replace(made, title=title, choices={**made.choices, **({"planned": LATE} if lr == 0.1 else {})})
+    return replace(made, title=f"Warm-up, TAM at {lr:g}, 200 epochs")
+
+
+def _late() -> Study:
+    made = _long(0.1, "SGDM, half its lr", "SGDM at TAM's effective lr")
+    halved = "SGDM, halved at 100"
+    arms = (replace(arm, versus="") if arm.name == halved else arm for arm in made.arms)
+    return replace(made, arms=tuple(arms), choices={**made.choices, "planned": LATE})
 
 
 TERMS = {term: CHOICES[term] for term in ("the switch", "a jump", "copies", "barrier")}
@@ -263,7 +270,7 @@ EXPERIMENT = Experiment(
         ),
         "long": _quartered(_long(0.2)),
         "late": _quartered(
-            _long(0.1, "SGDM, half its lr", "SGDM at TAM's effective lr"),
+            _late(),
             copies("constant", (100, 150), limit=10_000),
         ),
         "smoke": tuple(
