@@ -42,7 +42,7 @@ class Local:
 
     def __exit__(self, *_: object) -> None:
         try:
-            if not any(self.at_work.values()):  # else, ended by force, they leave what Python warns of
+            if not any(self.at_work.values()):  # idle ones clean up when asked; by force Python warns
                 for pipe in self.pipes.values():
                     with suppress(OSError):
                         pipe.send(None)
