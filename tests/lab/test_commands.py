@@ -260,19 +260,26 @@ def test_data_check_of_embedded_data(tmp_path: Path) -> None:
     assert code == 0 and "all of it is there" in output
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
-def test_ctrl_c_ends_cleanly_and_says_how_to_go_on(how: signal.Signals, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("how", "engine"), [(signal.SIGINT, "local"), (signal.SIGTERM, "local"), (signal.SIGTERM, "ray")]
+)
+def test_ctrl_c_ends_cleanly_and_says_how_to_go_on(how: signal.Signals, engine: str, tmp_path: Path) -> None:
+    if engine == "ray":
+        pytest.importorskip("ray")
     # A job in the background, as CI may be, starts with SIGINT ignored.
     handler = "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
     code = handler + "from tam.cli import main\nmain()"
     arguments = ["lab", "run", "images", "--preset", "smoke", "--out", str(tmp_path), "--device", "cpu"]
     environment = {**os.environ, "PYTHONPATH": str(Path(tam.__file__).parents[1])}
     process = subprocess.Popen(
-        [sys.executable, "-c", code, *arguments], stderr=subprocess.PIPE, text=True, env=environment
+        [sys.executable, "-c", code, *arguments, "--engine", engine],
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
     )
     assert process.stderr is not None
     for line in process.stderr:
-        if "start" in line:
+        if ": start" in line or "epoch 1 of" in line:
             process.send_signal(how)
             break
     _, rest = process.communicate(timeout=60)

@@ -157,7 +157,17 @@ def test_copies_that_were_killed_before_they_began_may_find_a_state_later(tmp_pa
     whole = outcome(pair(tmp_path / "whole"))
     pair(tmp_path / "later", 8)
     run(tmp_path / "later", schedule="constant", epochs=5, keep_at=(2,))
+    assert len(pair(tmp_path / "later", 5 + 1).metrics()) == 1  # it does not train up to there any more
     assert outcome(pair(tmp_path / "later")) == whole
+
+
+def test_copies_that_have_begun_need_no_state(tmp_path: Path) -> None:
+    whole = outcome(pair(tmp_path / "whole"))
+    run(tmp_path / "left", schedule="constant", epochs=5, keep_at=(2,))
+    pair(tmp_path / "left", 8)  # in its fourth epoch
+    (kept,) = (tmp_path / "left").glob("trials/*/state-002.pt")
+    kept.write_bytes(b"damaged")
+    assert outcome(pair(tmp_path / "left")) == whole
 
 
 def test_copies_with_a_tail_begin_from_a_run_at_a_fixed_lr(tmp_path: Path) -> None:

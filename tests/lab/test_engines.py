@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing.context
 import os
 import signal
 import subprocess
@@ -88,6 +89,21 @@ def test_workers_end_by_themselves_when_all_is_done_and_by_force_when_not(tmp_pa
     ):
         engine.run(jobs(1, epochs=40))
     assert [process.exitcode for process in engine.processes.values()] == [-signal.SIGTERM]
+
+
+def test_why_a_worker_could_not_be_started_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    start = multiprocessing.context.SpawnProcess.start
+
+    def first_only(process: Any) -> None:
+        if engine.processes:
+            raise BlockingIOError(11, "too many processes")
+        start(process)
+
+    monkeypatch.setattr(multiprocessing.context.SpawnProcess, "start", first_only)
+    engine = Local(Place(tmp_path, tmp_path), 2, lambda event: None)
+    with pytest.raises(BlockingIOError, match="too many processes"), engine:
+        engine.run(jobs(2))
+    assert [process.exitcode for process in engine.processes.values()] == [0]
 
 
 def test_a_worker_that_does_not_answer_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

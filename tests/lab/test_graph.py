@@ -169,6 +169,9 @@ def test_titles_are_features_and_missing_packages_are_named(
         torch.save(titles, path)
     with pytest.raises(LabError, match=r"titles-x.pt has not the titles' embeddings it was made with"):
         run(tmp_path, titles="titles-x.pt")
+    torch.save({"titles": titles}, tmp_path / "titles-x.pt")
+    with pytest.raises(LabError, match=r"titles-x.pt with the titles' embeddings cannot be read"):
+        run(tmp_path, titles="titles-x.pt")
     more = outcome(run(tmp_path, titles=name))[0]["parameters"]
     assert more - outcome(run(tmp_path))[0]["parameters"] == 2 * 8 * 32  # both directions read them
     monkeypatch.setattr(graph.importlib.util, "find_spec", lambda name: None)

@@ -120,7 +120,7 @@ def test_without_controls_of_d_nothing_is_said_to_help(tmp_path: Path) -> None:
     study = variants.without(made.study, "TAM, d shuffled", "TAM, d its mean")
     group = Group([Plan(made.experiment, study, tmp_path, "paper")], ())
     (_, line) = report.against_controls(group.plans[0], report.compare(group))
-    assert line.startswith("TAM is not shown to help (no controls of d are planned)")
+    assert line.startswith("TAM is not shown to help (not all of its controls are planned)")
 
 
 def test_studies_of_one_name_have_their_own_differences(tmp_path: Path) -> None:

@@ -73,7 +73,7 @@ def run(
     """Trains the copies, from the last checkpoint where there is one, and measures the line between them."""
     settings = Config(**config)
     pair = Pair(settings, folder, data_folder, device)
-    seconds = yield from by_epochs(pair, folder, device, range(pair.first, settings.epochs), save_every)
+    seconds = yield from by_epochs(pair, folder, device, range(settings.epochs), save_every)
     one, last = pair.copies[0], folder.rows[-1]
     result = {
         **barriers(*pair.copies), "apart": apart(*pair.copies), "validation": last["validation"],
@@ -87,20 +87,16 @@ class Pair:
     """Two copies of a run, which learns here up to where they begin unless it has left its state there."""
 
     def __init__(self, config: Config, folder: TrialFolder, data_folder: Path, device: torch.device) -> None:
-        self.config, self.first = config, 0
+        self.config = config
         self.copies = [Training(_copy(config, order), data_folder, device, None) for order in COPIES]
-        self.trunk: Training | None = None  # until they begin; at epoch 0 both are as they were made
+        self.left = partial(_left, config, folder.path.parent.parent, device)
         self.make_trunk = partial(Training, config.trunk, data_folder, device, None)
-        left = _left(config, folder.path.parent.parent, device)
-        if left is not None:
-            self._begin(left)
-            self.first = config.at
-        elif config.at > 0:
-            self.trunk = self.make_trunk()
+        self.trunk: Training | None = None  # the run, while it learns here
+        self.begun = config.at == 0  # both are as they were made
 
     def epoch(self, epoch: int) -> Generator[None, None, dict[str, Any] | None]:
-        if self.trunk is not None:
-            yield from self._up_to_there(self.trunk, epoch)
+        if epoch < self.config.at:
+            yield from self._lead(epoch)
             return None
         for copy in self.copies:
             copy.begin(epoch)
@@ -115,18 +111,29 @@ class Pair:
             "validation": mean(float(copy.accuracy(*validation(copy))) for copy in self.copies),
         }
 
-    def _up_to_there(self, trunk: Training, epoch: int) -> Iterator[None]:
-        trunk.begin(epoch)
-        for _ in range(trunk.steps):
-            trunk.step()
+    def _lead(self, epoch: int) -> Iterator[None]:
+        """An epoch of the run, unless its state was found."""
+        if not self.begun and self.trunk is None and not self._found():
+            self.trunk = self.make_trunk()
+        if self.trunk is None:
+            return
+        self.trunk.begin(epoch)
+        for _ in range(self.trunk.steps):
+            self.trunk.step()
             yield None
         if epoch + 1 == self.config.at:
-            self._begin(trunk.state_dict())
+            self._begin([self.trunk.state_dict()] * 2)
 
-    def _begin(self, state: dict[str, Any]) -> None:
-        for copy in self.copies:
-            copy.load_state_dict(state)
-        self.trunk = None
+    def _found(self) -> bool:
+        state = self.left()
+        if state is not None:
+            self._begin([state] * 2)
+        return state is not None
+
+    def _begin(self, states: Sequence[dict[str, Any]]) -> None:
+        for copy, own in zip(self.copies, states, strict=True):
+            copy.load_state_dict(own)
+        self.begun, self.trunk = True, None
 
     def state_dict(self) -> dict[str, Any]:
         if self.trunk is not None:
@@ -134,13 +141,11 @@ class Pair:
         return {"copies": [copy.state_dict() for copy in self.copies]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        if "trunk" in state:  # a run may have left its state meanwhile: going on is as good
-            self.trunk = self.trunk or self.make_trunk()
+        if "copies" in state:
+            self._begin(state["copies"])
+        elif not self._found():  # the run may have left it meanwhile
+            self.trunk = self.make_trunk()
             self.trunk.load_state_dict(state["trunk"])
-            return
-        for copy, own in zip(self.copies, state["copies"], strict=True):
-            copy.load_state_dict(own)
-        self.trunk = None
 
 
 def _copy(settings: Config, order: int) -> images.Config:

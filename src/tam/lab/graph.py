@@ -121,9 +121,10 @@ def embed_titles(encoder: str, data_folder: Path, root: Path) -> str:
 def _titles(path: Path, count: int) -> Tensor:
     try:
         found: Tensor = torch.load(path, weights_only=True)
+        name = _file_of(found)
     except Exception as error:  # it is missing, or torch raises whatever its reader meets
         raise LabError(f"{path} with the titles' embeddings cannot be read: give --encoder again") from error
-    if path.name != _file_of(found):
+    if path.name != name:
         raise LabError(f"{path} has not the titles' embeddings it was made with: give --encoder again")
     if len(found) != count:
         raise LabError(f"{path} has {len(found)} embeddings for {count} movies")

@@ -164,7 +164,7 @@ def against_controls(plan: Plan, differences: Differences) -> list[str]:
         }
         verdict = "helps" if better >= CONTROLS else "is not shown to help"
         if not {control.damping for control in controls} >= CONTROLS:
-            verdict += " (no controls of d are planned)"
+            verdict += " (not all of its controls are planned)"
         elif any(d is None for d in found):
             verdict += " (not all of its controls were run)"
         lines.append(

@@ -63,9 +63,9 @@ def by_epochs(
         row = yield from learner.epoch(epoch)
         if row is not None:
             folder.log(row)
-        yield Progress(epoch + 1, epochs.stop, row or {})
-        if row is not None and not math.isfinite(row["loss"]):
-            break
+            yield Progress(epoch + 1, epochs.stop, row)
+            if not math.isfinite(row["loss"]):
+                break
         if agreed(time.monotonic() - saved > save_every) and epoch + 1 < epochs.stop:
             kept = {"learner": learner.state_dict(), "seconds": spent + time.monotonic() - begin}
             folder.save(epoch + 1, kept)

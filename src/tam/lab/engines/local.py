@@ -50,10 +50,12 @@ class Local:
         finally:
             for process in self.processes.values():
                 process.terminate()
-            self._wait()
-            for process in self.processes.values():
-                process.kill()
-                process.join()
+            try:
+                self._wait()
+            finally:
+                for process in self.processes.values():
+                    process.kill()
+                    process.join()
 
     def _wait(self) -> None:
         until = time.monotonic() + TO_END
@@ -82,12 +84,12 @@ class Local:
             raise LabError("\n".join(self.failures))
 
     def _start(self, number: int) -> None:
-        self.pipes[number], theirs = self.context.Pipe()
-        self.at_work[number] = {}
-        self.processes[number] = self.context.Process(target=_main, args=(self.place, theirs), daemon=True)
+        ours, theirs = self.context.Pipe()
+        process = self.context.Process(target=_main, args=(self.place, theirs), daemon=True)
         with _seeing(number) if self.place.device == "cuda" else nullcontext():
-            self.processes[number].start()
+            process.start()
         theirs.close()  # so that ours ends with the process
+        self.processes[number], self.pipes[number], self.at_work[number] = process, ours, {}
 
     def _hand_out(self, waiting: list[Job]) -> None:
         """To whoever has the least to do."""
