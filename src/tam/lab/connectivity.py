@@ -73,7 +73,7 @@ def run(
     """Trains the copies, from the last checkpoint where there is one, and measures the line between them."""
     settings = Config(**config)
     pair = Pair(settings, folder, data_folder, device)
-    seconds = yield from by_epochs(pair, folder, device, range(settings.epochs), save_every)
+    seconds = yield from by_epochs(pair, folder, device, settings.epochs, save_every)
     one, last = pair.copies[0], folder.rows[-1]
     result = {
         **barriers(*pair.copies), "apart": apart(*pair.copies), "validation": last["validation"],
@@ -92,7 +92,7 @@ class Pair:
         self.left = partial(_left, config, folder.path.parent.parent, device)
         self.make_trunk = partial(Training, config.trunk, data_folder, device, None)
         self.trunk: Training | None = None  # the run, while it learns here
-        self.begun = config.at == 0  # both are as they were made
+        self.begun = config.at == 0  # there both are as they were made
 
     def epoch(self, epoch: int) -> Generator[None, None, dict[str, Any] | None]:
         if epoch < self.config.at:

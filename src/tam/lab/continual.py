@@ -248,7 +248,7 @@ def run(
     settings = Config(**config)
     learner = Learner(settings, data_folder, device, given_alignment(settings, folder))
     check_length(learner.given, learner.steps * settings.passes * settings.epochs)
-    seconds = yield from by_epochs(learner, folder, device, range(settings.epochs), save_every)
+    seconds = yield from by_epochs(learner, folder, device, settings.epochs, save_every)
     keep_alignment(folder, torch.cat(learner.alignments))
     folder.finish(_result(settings, folder, learner), seconds, device)
 

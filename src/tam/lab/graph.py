@@ -311,7 +311,7 @@ def run(
     """Trains, from the last checkpoint where there is one."""
     settings = Config(**config)
     training = Training(settings, folder, data_folder, device)
-    seconds = yield from by_epochs(training, folder, device, range(settings.epochs), save_every)
+    seconds = yield from by_epochs(training, folder, device, settings.epochs, save_every)
     if training.alignments and settings.switch in (None, len(training.alignments)):
         keep_alignment(folder, torch.tensor(training.alignments, dtype=torch.float64))
     last = folder.rows[-1]

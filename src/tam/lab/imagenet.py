@@ -154,7 +154,7 @@ def run(
     training = Training(settings, ranks, data_folder, device, given_alignment(settings, folder))
     check_length(training.given, len(training.train) // settings.batch * settings.epochs)
     seconds = yield from by_epochs(
-        training, folder, device, range(settings.epochs), save_every, lambda due: ranks.add(float(due))[0] > 0
+        training, folder, device, settings.epochs, save_every, lambda due: ranks.add(float(due))[0] > 0
     )
     keep_alignment(folder, torch.stack(training.alignments).cpu())
     result = {

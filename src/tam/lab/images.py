@@ -341,7 +341,7 @@ def run(
     measured = training.steps * (settings.sgdm_from or settings.epochs)
     check_length(training.given, measured)
     one = Run(training, folder)
-    seconds = yield from by_epochs(one, folder, device, range(settings.epochs), save_every)
+    seconds = yield from by_epochs(one, folder, device, settings.epochs, save_every)
     keep_alignment(folder, torch.cat(one.steps)[:measured, ALIGNMENT])
     result = result_of(folder.rows[-1], training.model)
     result["settings"] = resolved(settings, training.optimizer)

@@ -43,7 +43,7 @@ def by_epochs(
     learner: Learner,
     folder: TrialFolder,
     device: torch.device,
-    epochs: range,
+    epochs: int,
     save_every: float,
     agreed: Callable[[bool], bool] = bool,
 ) -> Generator[Progress | None, None, float]:
@@ -52,21 +52,21 @@ def by_epochs(
     Yields after every step, and Progress after an epoch; returns how many seconds it has taken. Checkpoints
     are `save_every` seconds apart at least; ranks have `agreed` on whether one is due.
     """
-    first, spent = epochs.start, 0.0
+    first, spent = 0, 0.0
     found = folder.load(device)
     if found is not None:
         first, state = found
         learner.load_state_dict(state["learner"])
         spent = float(state["seconds"])
     begin = saved = time.monotonic()
-    for epoch in range(first, epochs.stop):
+    for epoch in range(first, epochs):
         row = yield from learner.epoch(epoch)
         if row is not None:
             folder.log(row)
-            yield Progress(epoch + 1, epochs.stop, row)
+            yield Progress(epoch + 1, epochs, row)
             if not math.isfinite(row["loss"]):
                 break
-        if agreed(time.monotonic() - saved > save_every) and epoch + 1 < epochs.stop:
+        if agreed(time.monotonic() - saved > save_every) and epoch + 1 < epochs:
             kept = {"learner": learner.state_dict(), "seconds": spent + time.monotonic() - begin}
             folder.save(epoch + 1, kept)
             saved = time.monotonic()

@@ -269,10 +269,7 @@ EXPERIMENT = Experiment(
             *(copies(schedule, QUARTER["keep_at"], **QUARTER) for schedule in ("constant", "tail")),
         ),
         "long": _quartered(_long(0.2)),
-        "late": _quartered(
-            _late(),
-            copies("constant", (100, 150), limit=10_000),
-        ),
+        "late": _quartered(_late(), copies("constant", (100, 150), limit=10_000)),
         "smoke": tuple(
             replace(one, seeds=(0, 1), choices={**variants.SMALL, **TERMS}, small=True)
             for one in (study(0.2, (1, 2), **SMALL), copies("tail", (1, 2), **SMALL))
