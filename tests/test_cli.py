@@ -24,7 +24,7 @@ def tam_command(*args: str, cwd: Path, before: str = "") -> subprocess.Completed
     code = f"import sys\n{before}\nfrom tam.cli import main\nmain()"
     env = {**os.environ, "PYTHONPATH": str(SOURCE)}
     return subprocess.run(
-        [sys.executable, "-c", code, *args], cwd=cwd, env=env, capture_output=True, text=True, timeout=60
+        [sys.executable, "-c", code, *args], cwd=cwd, env=env, capture_output=True, text=True, timeout=240
     )
 
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import tam
-from tam.lab.engines import local
+from tam.lab.engines import local, ray
 from tam.lab.engines.local import Local
 from tam.lab.engines.ray import Ray
 from tam.lab.engines.work import Event, Job, Place, work
@@ -70,8 +70,11 @@ def test_a_finished_trial_is_not_run_again(tmp_path: Path) -> None:
     assert path.stat().st_mtime_ns == before
 
 
-def test_workers_end_by_themselves_when_all_is_done_and_by_force_when_not(tmp_path: Path) -> None:
+def test_workers_end_by_themselves_when_all_is_done_and_by_force_when_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """By themselves they clean up; else Python warns at the end of semaphores that were left."""
+    monkeypatch.setattr(local, "TO_END", 100.0)  # so that a slow machine's end by themselves, too
     with Local(Place(tmp_path, tmp_path), 2, lambda event: None) as engine:
         engine.run(jobs(2))
     assert [process.exitcode for process in engine.processes.values()] == [0, 0]
@@ -100,6 +103,7 @@ def test_why_a_worker_could_not_be_started_is_told(tmp_path: Path, monkeypatch: 
         start(process)
 
     monkeypatch.setattr(multiprocessing.context.SpawnProcess, "start", first_only)
+    monkeypatch.setattr(local, "TO_END", 100.0)
     engine = Local(Place(tmp_path, tmp_path), 2, lambda event: None)
     with pytest.raises(BlockingIOError, match="too many processes"), engine:
         engine.run(jobs(2))
@@ -115,12 +119,13 @@ def test_a_worker_that_does_not_answer_is_killed(tmp_path: Path, monkeypatch: py
 
 
 def test_a_killed_worker_is_replaced(tmp_path: Path) -> None:
-    here(tmp_path / "whole", jobs(2))
+    todo = jobs(2, epochs=20)  # long enough to be met at work
+    here(tmp_path / "whole", todo)
     killed: list[int] = []
     epochs: list[int] = []  # of the trial that is killed
 
     def tell(event: Event) -> None:
-        if event.job == jobs(2)[0]:
+        if event.job == todo[0]:
             epochs.append(event.detail.get("epoch", 0))
         if event.kind == "epoch" and event.detail["epoch"] == 2 and not killed:
             killed.append(engine.processes[0].pid)
@@ -128,12 +133,12 @@ def test_a_killed_worker_is_replaced(tmp_path: Path) -> None:
 
     place = Place(tmp_path / "killed", tmp_path, save_every=0.0)
     with Local(place, 1, tell) as engine:
-        engine.run(jobs(2))
+        engine.run(todo)
     assert killed and engine.processes[0].pid != killed[0]
     assert (
         epochs.count(0) > 2 and epochs.count(1) == 1
     )  # it began again, but from the first epoch's checkpoint
-    for job in jobs(2):
+    for job in todo:
         whole, found = (outcome(job.folder(tmp_path / name)) for name in ("whole", "killed"))
         assert found == whole
 
@@ -220,7 +225,10 @@ def test_a_trial_at_work_elsewhere_is_left_alone(tmp_path: Path) -> None:
     assert [event.kind for event in events] == ["busy"]
 
 
-def test_ray_gives_the_same_and_replaces_a_killed_worker(tmp_path: Path) -> None:
+def test_ray_gives_the_same_and_replaces_a_killed_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ray, "POLL", 0.02)
     killed: list[int] = []
     root = tmp_path / "ray"
 

@@ -214,7 +214,7 @@ def test_one_that_is_killed_anywhere_ends_as_another(place: str, tmp_path: Path)
     path = os.pathsep.join([str(Path(tam.__file__).parents[1]), str(Path(__file__).parents[2])])
     environment = {**os.environ, "PYTHONPATH": path}
     command = [sys.executable, "-c", KILLED, place, str(tmp_path / "killed")]
-    assert subprocess.run(command, env=environment, capture_output=True, timeout=100).returncode == -9
+    assert subprocess.run(command, env=environment, capture_output=True, timeout=240).returncode == -9
     one = config(epochs=3, lr=2e-4)  # every epoch is better than the one before
     again, whole = train(tmp_path / "killed", one), train(tmp_path / "whole", one)
     assert again.metrics() == whole.metrics()

@@ -17,7 +17,7 @@ from tam.lab.data import load, split
 from tam.lab.images import normalise
 from tam.lab.runner import Selection, plans, run
 from tam.lab.store import TrialFolder
-from tests.lab.test_engines import Place
+from tests.lab.test_engines import Event, Place
 
 CPU = torch.device("cpu")
 
@@ -212,11 +212,21 @@ def test_mistakes(mistake: dict[str, Any], message: str) -> None:
 
 def test_the_lab_runs_populations_on_both_engines(tmp_path: Path) -> None:
     found = []
-    for engine in ("local", "ray"):
+    told: dict[str, dict[tuple[str, int], float]] = {"local": {}, "ray": {}}
+    for engine in told:
         selection = Selection("online", "smoke", arms=("TAM, d shuffled",))
-        run(selection, Place(tmp_path / engine, tmp_path), 1, lambda _: None, engine)
+
+        def tell(event: Event | int | str, mine: dict[tuple[str, int], float] = told[engine]) -> None:
+            if isinstance(event, Event) and event.kind == "epoch":
+                mine[event.job.label, event.detail["epoch"]] = event.detail["online"]
+
+        run(selection, Place(tmp_path / engine, tmp_path), 1, tell, engine)
         for plan in plans(selection, tmp_path / engine):
             assert plan.to_run() == []
             results = [plan.result(trial) for arm in plan.study.arms for trial in plan.reported(arm) or []]
             found.append([result["online"] for result in results if result is not None])
     assert len(found[0]) == 6 and found[:2] == found[2:]
+    last = dict(told["local"].keys())  # Ray's may miss the tasks before
+    assert "networks at once" in next(iter(last))
+    for key in last.items():
+        assert told["ray"][key] == pytest.approx(told["local"][key])

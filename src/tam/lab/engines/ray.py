@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from statistics import mean
 from typing import Any
 
 from tam.lab.engines.work import ATTEMPTS, Event, Job, Place, work
@@ -72,12 +73,19 @@ class Ray:
             raise LabError("\n".join(failures))
 
     def _tell_epochs(self, job: Job, epochs: dict[str, int]) -> None:
-        """What is new in the metrics, which lie where we can read them."""
-        key = key_of(job.config)
-        rows = job.folder(self.place.root).metrics()
-        if rows and rows[-1]["epoch"] > epochs[key]:
-            epochs[key] = rows[-1]["epoch"]
-            self.tell(Event("epoch", job, {"epochs": job.config["epochs"], **rows[-1]}))
+        """What is new in the metrics, which lie where we can read them; of several networks their mean."""
+        key, (first, *others) = key_of(job.config), job.folders(self.place.root)
+        found = [first.metrics()]
+        if not found[0] or found[0][-1]["epoch"] <= epochs[key]:
+            return  # a population has many files: they are not read for nothing
+        found += [folder.metrics() for folder in others]
+        epoch = min(rows[-1]["epoch"] if rows else 0 for rows in found)
+        if epoch > epochs[key]:
+            epochs[key] = epoch
+            alike = [row for rows in found for row in rows if row["epoch"] == epoch]
+            names = set.intersection(*map(set, alike))  # SGD has no alignment
+            shown = {name: mean(row[name] for row in alike) for name in names} if others else alike[-1]
+            self.tell(Event("epoch", job, {"epochs": job.config["epochs"], **shown}))
 
     def _outcome(self, reference: Any, job: Job) -> Event:
         try:
