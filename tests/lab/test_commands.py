@@ -8,7 +8,9 @@ import shutil
 import signal
 import subprocess
 import sys
-from contextlib import ExitStack
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -156,6 +158,7 @@ def test_the_report_in_a_browser(folder: Path, tmp_path: Path) -> None:
             ["run", "graph", "--preset", "smoke", "--engine", "ray", "--device", "cuda:9", "--out", "X"],
             "--device cuda:9: must be cpu or cuda; there are",
         ),
+        (["run", "graph", "--out", "X", "--encoder", "./nowhere"], "--encoder ./nowhere: no such folder"),
         (["mteb", "X", "--device", "cuda:9"], "--device cuda:9: must be cpu or cuda; there are"),
         (["mteb", "X", "--data", "nowhere"], "--data nowhere: no such folder"),
         (["mteb", "X", "--tasks", "BIOSSES, Nonsense"], "task 'Nonsense': MTEB has none of that name"),
@@ -231,27 +234,39 @@ def test_torchrun_is_for_experiments_whose_trials_run_on_ranks(
     assert not (tmp_path / "X").exists()
 
 
+@contextmanager
+def started(arguments: Sequence[str]) -> Iterator[tuple[subprocess.Popen[str], Iterator[str]]]:
+    """A process, and the lines of its stderr. However this ends, it is gone then, and after minutes."""
+    environment = {**os.environ, "PYTHONPATH": str(Path(tam.__file__).parents[1])}
+    # A job in the background, as CI may be, starts with SIGINT ignored.
+    code = "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
+    command = [sys.executable, "-c", code + "from tam.cli import main\nmain()", "lab", *arguments]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stderr is not None
+        timer = threading.Timer(300, process.kill)
+        timer.start()
+        try:
+            yield process, iter(process.stderr)
+        finally:
+            timer.cancel()
+            process.kill()
+
+
 def test_a_second_run_waits_for_the_first(tmp_path: Path) -> None:
     """It does not run the trials the first works on, and goes on when they are done."""
     arguments = ["run", "toy", "--preset", "smoke", "--out", str(tmp_path), "--device", "cpu"]
     (plan,) = plans(Selection("toy", "smoke"), tmp_path)
     found = [TrialFolder(tmp_path, trial) for _, trial in plan.to_run()]
     folders = list({folder.key: folder for folder in found}.values())
-    environment = {**os.environ, "PYTHONPATH": str(Path(tam.__file__).parents[1])}
     with ExitStack() as held:
         for folder in folders:
             held.enter_context(folder.at_work())
-        process = subprocess.Popen(
-            [sys.executable, "-m", "tam", "lab", *arguments],
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environment,
-        )
-        assert process.stderr is not None
-        line = process.stderr.readline()
-    assert f"another run works on the {len(folders)} trials that are left" in line
-    _, rest = process.communicate(timeout=120)
-    assert process.returncode == 0, rest
+        with started(arguments) as (process, lines):
+            waits = f"another run works on the {len(folders)} trials that are left"
+            assert any(waits in line for line in lines)
+            held.close()
+            rest = "".join(lines)
+            assert process.wait() == 0, rest
     assert all(folder.result for folder in folders)
 
 
@@ -266,26 +281,17 @@ def test_data_check_of_embedded_data(tmp_path: Path) -> None:
 def test_ctrl_c_ends_cleanly_and_says_how_to_go_on(how: signal.Signals, engine: str, tmp_path: Path) -> None:
     if engine == "ray":
         pytest.importorskip("ray")
-    # A job in the background, as CI may be, starts with SIGINT ignored.
-    handler = "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
-    code = handler + "from tam.cli import main\nmain()"
-    arguments = ["lab", "run", "images", "--preset", "smoke", "--out", str(tmp_path), "--device", "cpu"]
-    environment = {**os.environ, "PYTHONPATH": str(Path(tam.__file__).parents[1])}
+    arguments = ["run", "images", "--preset", "smoke", "--out", str(tmp_path), "--device", "cpu"]
     (plan,) = plans(Selection("images", "smoke"), tmp_path)
-    # Of a trial that is at work elsewhere: the run cannot be over before the signal reaches it.
-    with TrialFolder(tmp_path, plan.to_run()[0][1]).at_work():
-        process = subprocess.Popen(
-            [sys.executable, "-c", code, *arguments, "--engine", engine],
-            stderr=subprocess.PIPE,
-            text=True,
-            env=environment,
-        )
-        assert process.stderr is not None
-        for line in process.stderr:
-            if (": start" if engine == "local" else "to run") in line:  # Ray's tasks tell of epochs alone
-                process.send_signal(how)
-                break
-        _, rest = process.communicate(timeout=240)
-    assert process.returncode != 0 and "stopped; the same command goes on from the last checkpoints" in rest
+    with (
+        # Of a trial that is at work elsewhere: the run cannot be over before the signal reaches it.
+        TrialFolder(tmp_path, plan.to_run()[0][1]).at_work(),
+        started([*arguments, "--engine", engine]) as (process, lines),
+    ):
+        begins = ": start" if engine == "local" else "to run"  # Ray's tasks tell of epochs alone
+        assert any(begins in line for line in lines)
+        process.send_signal(how)
+        rest = "".join(lines)
+        assert process.wait() == 1 and "stopped; the same command goes on from the last checkpoints" in rest
     assert "Traceback" not in rest
-    assert tam_lab(*arguments[1:])[0] == 0  # and it does
+    assert tam_lab(*arguments)[0] == 0  # and it does

@@ -9,6 +9,8 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +18,14 @@ import pytest
 import torch
 
 import tam
-from tam.lab.engines import local, ray
+from tam.lab.engines import local
 from tam.lab.engines.local import Local
 from tam.lab.engines.ray import Ray
 from tam.lab.engines.work import Event, Job, Place, work
 from tam.lab.store import LabError, TrialFolder
 from tests.lab.test_images import config, outcome
+
+PATHS = os.pathsep.join(str(path) for path in (Path(__file__).parents[2], Path(tam.__file__).parents[1]))
 
 
 def jobs(n: int, **more: Any) -> list[Job]:
@@ -66,7 +70,7 @@ def test_a_finished_trial_is_not_run_again(tmp_path: Path) -> None:
     here(tmp_path, jobs(1))
     path = TrialFolder(tmp_path, jobs(1)[0].config).path / "result.json"
     before = path.stat().st_mtime_ns
-    assert [event.kind for event in here(tmp_path, jobs(1))] == ["start", "done"]
+    assert [event.kind for event in here(tmp_path, jobs(1))] == ["done"]
     assert path.stat().st_mtime_ns == before
 
 
@@ -118,28 +122,52 @@ def test_a_worker_that_does_not_answer_is_killed(tmp_path: Path, monkeypatch: py
     assert [process.exitcode for process in engine.processes.values()] == [-signal.SIGKILL]
 
 
+@dataclass(frozen=True)
+class Dying(Job):
+    """Its process is killed at the end of an epoch, so many times."""
+
+    at: int = 2
+    times: int = 1
+
+    def folders(self, root: Path) -> list[TrialFolder]:
+        return [Mortal(root, self)]
+
+
+class Mortal(TrialFolder):
+    def __init__(self, root: Path, job: Dying) -> None:
+        super().__init__(root, job.config)
+        self.job, self.deaths = job, root / "deaths"
+
+    def log(self, row: Any) -> None:
+        super().log(row)
+        if row["epoch"] == self.job.at and len(deaths(self.deaths.parent)) < self.job.times:
+            with self.deaths.open("a") as file:
+                file.write(f"{os.getpid()}\n")
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def deaths(root: Path) -> list[int]:
+    path = root / "deaths"
+    return [int(line) for line in path.read_text().split()] if path.exists() else []
+
+
 def test_a_killed_worker_is_replaced(tmp_path: Path) -> None:
-    todo = jobs(2, epochs=20)  # long enough to be met at work
+    todo = jobs(2)
     here(tmp_path / "whole", todo)
-    killed: list[int] = []
     epochs: list[int] = []  # of the trial that is killed
+    dying = Dying("images", todo[0].config)
 
     def tell(event: Event) -> None:
-        if event.job == todo[0]:
+        if event.job == dying:
             epochs.append(event.detail.get("epoch", 0))
-        if event.kind == "epoch" and event.detail["epoch"] == 2 and not killed:
-            killed.append(engine.processes[0].pid)
-            os.kill(killed[0], signal.SIGKILL)
 
-    place = Place(tmp_path / "killed", tmp_path, save_every=0.0)
-    with Local(place, 1, tell) as engine:
-        engine.run(todo)
-    assert killed and engine.processes[0].pid != killed[0]
-    assert (
-        epochs.count(0) > 2 and epochs.count(1) == 1
-    )  # it began again, but from the first epoch's checkpoint
+    root = tmp_path / "killed"
+    with Local(Place(root, tmp_path, save_every=0.0), 1, tell) as engine:
+        engine.run([dying, todo[1]])
+    assert len(deaths(root)) == 1 and engine.processes[0].pid not in deaths(root)
+    assert epochs == [0, 1, 0, 2, 3, 0]  # it began again, but from the first epoch's checkpoint
     for job in todo:
-        whole, found = (outcome(job.folder(tmp_path / name)) for name in ("whole", "killed"))
+        whole, found = (outcome(job.folder(path)) for path in (tmp_path / "whole", root))
         assert found == whole
 
 
@@ -155,16 +183,13 @@ def test_a_trial_finished_by_another_process_meanwhile_is_not_run_again(tmp_path
 
 
 def test_a_trial_that_kills_its_process_is_given_up(tmp_path: Path) -> None:
-    starts: list[int] = []
-
-    def tell(event: Event) -> None:
-        if event.kind == "start":
-            starts.append(engine.processes[0].pid)
-            os.kill(starts[-1], signal.SIGKILL)
-
-    with Local(Place(tmp_path, tmp_path), 1, tell) as engine, pytest.raises(LabError, match="died 3 times"):
-        engine.run(jobs(1, epochs=50))
-    assert len(starts) == 3
+    dying = Dying("images", config(), times=9)
+    with (
+        Local(Place(tmp_path, tmp_path), 1, lambda event: None) as engine,
+        pytest.raises(LabError, match="died 3 times"),
+    ):
+        engine.run([dying])
+    assert len(set(deaths(tmp_path))) == 3
 
 
 def test_processes_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
@@ -177,19 +202,19 @@ def test_processes_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
         "    with Local(Place(root, root), 1, tell) as engine: engine.run(jobs(1, epochs=2000))\n"
     )
     (tmp_path / "parent.py").write_text(code)
-    paths = [str(Path(__file__).parents[2]), str(Path(tam.__file__).parents[1])]
     process = subprocess.Popen(
         [sys.executable, str(tmp_path / "parent.py"), str(tmp_path)], stdout=subprocess.PIPE, text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        env={**os.environ, "PYTHONPATH": PATHS},
     )  # fmt: skip
     assert process.stdout is not None
     worker = int(process.stdout.readline())
     process.kill()
     process.wait()
     latest = time.monotonic() + 60
-    while Path(f"/proc/{worker}/cmdline").exists() and Path(f"/proc/{worker}/cmdline").read_bytes():
-        assert time.monotonic() < latest, "the worker outlives its parent"
-        time.sleep(0.1)
+    with suppress(OSError):  # it is gone
+        while Path(f"/proc/{worker}/cmdline").read_bytes():
+            assert time.monotonic() < latest, "the worker outlives its parent"
+            time.sleep(0.1)
 
 
 def test_a_device_that_fails_ends_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,23 +253,43 @@ def test_a_trial_at_work_elsewhere_is_left_alone(tmp_path: Path) -> None:
 def test_ray_gives_the_same_and_replaces_a_killed_worker(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ray, "POLL", 0.02)
-    killed: list[int] = []
-    root = tmp_path / "ray"
-
-    def tell(event: Event) -> None:
-        if event.kind == "epoch" and not killed and event.job.folder(root).result is None:
-            killed.append(int((event.job.folder(root).path / "lock").read_text()))
-            os.kill(killed[0], signal.SIGKILL)
-
-    todo = jobs(2, epochs=40)  # long enough to be met at work
+    monkeypatch.setenv("RAY_ADDRESS", "192.0.2.1:1")  # of a cluster we were not told to use
+    monkeypatch.setenv("PYTHONPATH", PATHS)
+    todo = jobs(2)
     here(tmp_path / "whole", todo)
-    with Ray(Place(root, tmp_path, save_every=0.0), 2, tell) as engine:
-        engine.run(todo)
-    assert killed
+    root, told = tmp_path / "ray", []
+    with Ray(Place(root, tmp_path, save_every=0.0), 2, told.append) as engine:
+        engine.run([Dying("images", todo[0].config), todo[1]])
+    assert len(deaths(root)) == 1 and [event.kind for event in told].count("done") == 2
     for job in todo:
         whole, found = (outcome(job.folder(path)) for path in (tmp_path / "whole", root))
         assert found == whole
+
+
+def test_ray_tells_of_what_all_networks_of_a_population_have_done(tmp_path: Path) -> None:
+    """Their mean, of what all have; damaged metrics are the worker's to set right."""
+    configs = [config(seed=seed) for seed in range(3)]
+    job = Job("images", configs[0], others=tuple(configs[1:]))
+    folders = job.folders(tmp_path)
+    told: list[Event] = []
+    engine, epochs = Ray(Place(tmp_path, tmp_path), 1, told.append), {folders[0].key: 0}
+
+    def log(number: int, text: str) -> None:
+        folders[number].path.mkdir(parents=True, exist_ok=True)
+        with (folders[number].path / "metrics.jsonl").open("a") as file:
+            file.write(text + "\n")
+        engine._tell_epochs(job, epochs)
+
+    for number in (0, 1):
+        log(number, f'{{"epoch": 1, "online": {number}, "alignment": 0.5}}')
+    log(0, '{"epoch": 2, "online": 9}')
+    assert not told  # the third has done nothing yet
+    log(2, '{"epoch": 1, "online": 5}')
+    (event,) = told
+    assert event.detail == {"epochs": 3, "epoch": 1, "online": 2} and epochs[folders[0].key] == 1
+    log(1, "garbage{")
+    log(2, '{"online": 1}')
+    assert len(told) == 1
 
 
 def test_each_process_sees_one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:

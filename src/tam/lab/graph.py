@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib.util
 import io
 import math
+import warnings
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass, field
 from functools import cache
@@ -99,6 +100,8 @@ def generate(users: int, seed: int = 0) -> movielens.Ratings:
 
 def embed_titles(encoder: str, data_folder: Path, root: Path) -> str:
     """Embeds all titles by a sentence encoder; the name of the file with them, which has their digest."""
+    if encoder.startswith(("/", ".", "~")) and not Path(encoder).is_dir():  # no name on the hub
+        raise LabError(f"--encoder {encoder}: no such folder")
     try:
         from sentence_transformers import SentenceTransformer
     except ImportError as error:
@@ -190,10 +193,12 @@ def graph_of(ratings: movielens.Ratings, rows: Tensor, titles: Tensor | None) ->
     n, m = ratings.counts
     movies = ratings.genres if titles is None else torch.cat([ratings.genres, titles], dim=1)
     to_movie = torch.stack([ratings.movies[rows], ratings.users[rows]])
-    adjacency = {
-        EDGES[0]: to_torch_csr_tensor(to_movie, size=(m, n)),
-        EDGES[1]: to_torch_csr_tensor(to_movie.flip(0), size=(n, m)),
-    }
+    with warnings.catch_warnings():  # of torch's: such matrices are new to it, and not checked
+        warnings.filterwarnings("ignore", "Sparse (invariant checks|CSR tensor support)", UserWarning)
+        adjacency = {
+            EDGES[0]: to_torch_csr_tensor(to_movie, size=(m, n)),
+            EDGES[1]: to_torch_csr_tensor(to_movie.flip(0), size=(n, m)),
+        }
     return Graph({"user": torch.eye(n), "movie": movies}, adjacency)
 
 

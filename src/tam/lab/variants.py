@@ -105,7 +105,14 @@ def fair(study: Study, tuning_seeds: tuple[int, ...] = (100, 101), middle: float
     """
     arms = tuple(arm if arm.control_of else replace(arm, lrs=_range(arm, middle)) for arm in study.arms)
     seeds = study.seeds if len(study.seeds) > 10 else tuple(range(10))
-    return replace(study, arms=arms, seeds=seeds, tuning_seeds=tuning_seeds, extend=True)
+    choices = {**study.choices, "lr": RANGE}
+    return replace(study, arms=arms, seeds=seeds, tuning_seeds=tuning_seeds, extend=True, choices=choices)
+
+
+RANGE = (
+    "for every arm half a decade apart in one range of effective lr, by the tuning seeds' mean; all grids "
+    "are extended alike until every winner is inside."
+)
 
 
 def _range(arm: Arm, lr: float | None) -> tuple[float, ...]:

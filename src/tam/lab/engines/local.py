@@ -149,7 +149,8 @@ def _main(place: Place, pipe: Connection) -> None:
         job: Job | None = pipe.recv()
         return job
 
-    work(place, take, pipe.send)
+    with suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the parent is gone
+        work(place, take, pipe.send)
 
 
 def _end_with_the_parent() -> None:

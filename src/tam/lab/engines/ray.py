@@ -36,7 +36,7 @@ class Ray:
         local: dict[str, Any] = {} if self.address else {"num_cpus": slots, "include_dashboard": False}
         on_sigterm = signal.getsignal(signal.SIGTERM)
         try:
-            ray.init(address=self.address, log_to_driver=False, logging_level="warning", **local)
+            ray.init(address=self.address or "local", log_to_driver=False, logging_level="warning", **local)
         except Exception as error:  # of many kinds, by what is wrong
             raise LabError(f"Ray cannot be reached or started: {error}") from error
         with suppress(ValueError, TypeError):  # not the main thread's, or not a handler of Python's
@@ -46,40 +46,39 @@ class Ray:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.ray.shutdown()
+        self.ray.shutdown()  # ends our tasks, too; to cancel one that is just ending can abort this process
 
     def run(self, jobs: Sequence[Job]) -> None:
         """Runs all of them. Raises LabError where some could not be done."""
         pending = {self.task.remote(self.place, job): job for job in jobs}
         epochs = dict.fromkeys((key_of(job.config) for job in jobs), 0)
         failures: list[str] = []
-        try:
-            while pending:
-                done, _ = self.ray.wait(list(pending), timeout=POLL)
-                for job in pending.values():
-                    self._tell_epochs(job, epochs)
-                for reference in done:
-                    job = pending.pop(reference)
-                    event = self._outcome(reference, job)
-                    self.tell(event)
-                    if event.kind == "failed":
-                        failures.append(event.detail["message"])
-                        if event.detail["stops"]:
-                            raise LabError(event.detail["message"])
-        finally:
-            for reference in pending:
-                self.ray.cancel(reference, force=True)
+        while pending:
+            done, _ = self.ray.wait(list(pending), timeout=POLL)
+            for job in pending.values():
+                self._tell_epochs(job, epochs)
+            for reference in done:
+                job = pending.pop(reference)
+                event = self._outcome(reference, job)
+                self.tell(event)
+                if event.kind == "failed":
+                    failures.append(event.detail["message"])
+                    if event.detail["stops"]:
+                        raise LabError(event.detail["message"])
         if failures:
             raise LabError("\n".join(failures))
 
     def _tell_epochs(self, job: Job, epochs: dict[str, int]) -> None:
         """What is new in the metrics, which lie where we can read them; of several networks their mean."""
         key, (first, *others) = key_of(job.config), job.folders(self.place.root)
-        found = [first.metrics()]
-        if not found[0] or found[0][-1]["epoch"] <= epochs[key]:
-            return  # a population has many files: they are not read for nothing
-        found += [folder.metrics() for folder in others]
-        epoch = min(rows[-1]["epoch"] if rows else 0 for rows in found)
+        try:
+            found = [first.metrics()]
+            if not found[0] or found[0][-1]["epoch"] <= epochs[key]:
+                return  # a population has many files: they are not read for nothing
+            found += [folder.metrics() for folder in others]
+            epoch = min(rows[-1]["epoch"] if rows else 0 for rows in found)
+        except (LabError, OSError, KeyError, TypeError):
+            return  # damaged: the task writes them anew from its checkpoint, or tells
         if epoch > epochs[key]:
             epochs[key] = epoch
             alike = [row for rows in found for row in rows if row["epoch"] == epoch]

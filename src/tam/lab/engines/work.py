@@ -77,6 +77,7 @@ class Lane:
         except BaseException:
             self.held.close()
             raise
+        self.idle = not left
         self.steps: Iterator[Any] = iter(())
         experiment, more = experiments()[job.experiment], (place.data, device, place.save_every)
         if left and experiment.together is not None:
@@ -155,8 +156,10 @@ def _begin(
     job: Job, place: Place, device: torch.device, lanes: list[Lane], tell: Callable[[Event], None]
 ) -> None:
     try:
-        lanes.append(Lane(job, place, device))
-        tell(Event("start", job))
+        lane = Lane(job, place, device)
+        lanes.append(lane)
+        if not lane.idle:
+            tell(Event("start", job))
     except BusyError as error:
         tell(Event("busy", job, {"message": str(error)}))
     except Exception as error:

@@ -20,8 +20,7 @@ CHOICES = {
     "outcome": "the best validation RMSE of all epochs, as the paper has it; test RMSE with the weights of "
     "that epoch, from the graph with the validation ratings.",
     "the switch": "after so many epochs; Adam begins with fresh state, lr 0.001.",
-    "lr": "of TAM and SGDM by the paper's grid for each switch, with another seed; and 0.01, which the paper "
-    "has for both and all switches: TAM then has the effective lr of SGDM at half of it.",
+    "lr": "of TAM and SGDM by the paper's grid for each switch, with another seed.",
     "margin": "0.005.",
 }
 GRID = (0.1, 0.01, 0.001)
@@ -66,7 +65,11 @@ def with_the_papers_lr(made: Study) -> Study:
         replace(arm, name=f"{arm.name}, {said}the paper's lr", lrs=(lr,), against=(), versus="")
         for arm, lr, said in ((tam, 0.01, ""), (sgdm, 0.01, ""), (sgdm, 0.005, "half "))
     )
-    return replace(made, arms=(*made.arms, *arms))
+    lr = (
+        f"{CHOICES['lr'][:-1]}; and 0.01, which the paper has for both and all switches: TAM then has the "
+        "effective lr of SGDM at half of it."
+    )
+    return replace(made, arms=(*made.arms, *arms), choices={**made.choices, "lr": lr})
 
 
 def smoke() -> Study:
@@ -76,8 +79,9 @@ def smoke() -> Study:
     )
     choices = {"data": "ratings by 20 generated users: they show that everything runs, and mean nothing."}
     workload = {**made.workload, "epochs": 6}
-    more: dict[str, Any] = {"workload": workload, "choices": choices, "title": "Warm-up of 3 epochs"}
-    return replace(made, arms=arms, seeds=(0, 1), tuning_seeds=(), paper={}, small=True, **more)
+    more: dict[str, Any] = {"name": "sw3", "title": "Warm-up of 3 epochs"}
+    more |= {"workload": workload, "choices": choices, "paper": {}, "small": True}
+    return replace(made, arms=arms, seeds=(0, 1), tuning_seeds=(), **more)
 
 
 EXPERIMENT = Experiment(
