@@ -135,7 +135,8 @@ p, dl {{ max-width: 75ch; }}
 table {{ border-collapse: collapse; font-variant-numeric: tabular-nums; font-size: 0.875rem; }}
 th, td {{ padding: 4px 8px; text-align: right; border-bottom: 1px solid var(--grid); }}
 th:first-child, td:first-child {{ text-align: left; }}
-td:not(:first-child) {{ white-space: nowrap; }}
+td:first-child {{ min-width: 9em; }}
+td:nth-child(n+3) {{ white-space: nowrap; }}
 .prose th, .prose td:not(:first-child) {{ text-align: left; white-space: normal; }}
 .prose td {{ vertical-align: top; }}
 th {{ color: var(--dim); font-weight: 600; vertical-align: bottom; white-space: pre-line; }}
