@@ -136,12 +136,12 @@ class Dying(Job):
 class Mortal(TrialFolder):
     def __init__(self, root: Path, job: Dying) -> None:
         super().__init__(root, job.config)
-        self.job, self.deaths = job, root / "deaths"
+        self.root, self.job = root, job
 
     def log(self, row: Any) -> None:
         super().log(row)
-        if row["epoch"] == self.job.at and len(deaths(self.deaths.parent)) < self.job.times:
-            with self.deaths.open("a") as file:
+        if row["epoch"] == self.job.at and len(deaths(self.root)) < self.job.times:
+            with (self.root / "deaths").open("a") as file:
                 file.write(f"{os.getpid()}\n")
             os.kill(os.getpid(), signal.SIGKILL)
 
@@ -287,8 +287,8 @@ def test_ray_tells_of_what_all_networks_of_a_population_have_done(tmp_path: Path
     log(2, '{"epoch": 1, "online": 5}')
     (event,) = told
     assert event.detail == {"epochs": 3, "epoch": 1, "online": 2} and epochs[folders[0].key] == 1
-    log(1, "garbage{")
     log(2, '{"online": 1}')
+    log(1, "garbage{")
     assert len(told) == 1
 
 

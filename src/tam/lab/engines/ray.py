@@ -77,11 +77,11 @@ class Ray:
                 return  # a population has many files: they are not read for nothing
             found += [folder.metrics() for folder in others]
             epoch = min(rows[-1]["epoch"] if rows else 0 for rows in found)
+            alike = [row for rows in found for row in rows if row["epoch"] == epoch]
         except (LabError, OSError, KeyError, TypeError):
             return  # damaged: the task writes them anew from its checkpoint, or tells
         if epoch > epochs[key]:
             epochs[key] = epoch
-            alike = [row for rows in found for row in rows if row["epoch"] == epoch]
             names = set.intersection(*map(set, alike))  # SGD has no alignment
             shown = {name: mean(row[name] for row in alike) for name in names} if others else alike[-1]
             self.tell(Event("epoch", job, {"epochs": job.config["epochs"], **shown}))
