@@ -25,7 +25,7 @@ from tam.lab.experiments import llm as experiment
 from tam.lab.models import language
 from tam.lab.runner import Selection, plans, run
 from tam.lab.store import LabError, TrialFolder
-from tests.lab.test_engines import Place
+from tests.lab.test_engines import PATHS, Place
 from tests.lab.test_tokens import labels_of_all
 
 pytest.importorskip("transformers")
@@ -211,8 +211,7 @@ with folder.at_work():
 
 @pytest.mark.parametrize("place", ["keep", "save", "tidy", "evaluate"])
 def test_one_that_is_killed_anywhere_ends_as_another(place: str, tmp_path: Path) -> None:
-    path = os.pathsep.join([str(Path(tam.__file__).parents[1]), str(Path(__file__).parents[2])])
-    environment = {**os.environ, "PYTHONPATH": path}
+    environment = {**os.environ, "PYTHONPATH": PATHS}
     command = [sys.executable, "-c", KILLED, place, str(tmp_path / "killed")]
     assert subprocess.run(command, env=environment, capture_output=True, timeout=240).returncode == -9
     one = config(epochs=3, lr=2e-4)  # every epoch is better than the one before
@@ -415,8 +414,7 @@ os._exit(0)
 
 def test_on_two_ranks_a_killed_trial_ends_with_the_same_bits(tmp_path: Path) -> None:
     (tmp_path / "ranks.py").write_text(RANKS)
-    path = os.pathsep.join([str(Path(tam.__file__).parents[1]), str(Path(__file__).parents[2])])
-    environment = {**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": PATHS, "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-m", *TORCHRUN.split(), str(tmp_path / "ranks.py"), str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=200)
     assert done.returncode == 0 and done.stdout.count("equal") == 2, done.stdout + done.stderr

@@ -65,11 +65,10 @@ def with_the_papers_lr(made: Study) -> Study:
         replace(arm, name=f"{arm.name}, {said}the paper's lr", lrs=(lr,), against=(), versus="")
         for arm, lr, said in ((tam, 0.01, ""), (sgdm, 0.01, ""), (sgdm, 0.005, "half "))
     )
-    lr = (
-        f"{CHOICES['lr'][:-1]}; and 0.01, which the paper has for both and all switches: TAM then has the "
-        "effective lr of SGDM at half of it."
+    told = (
+        "0.01 for both and all switches: where d is 1/2, TAM then has the effective lr of SGDM at half of it."
     )
-    return replace(made, arms=(*made.arms, *arms), choices={**made.choices, "lr": lr})
+    return replace(made, arms=(*made.arms, *arms), choices={**made.choices, "the paper's lr": told})
 
 
 def smoke() -> Study:
@@ -78,10 +77,18 @@ def smoke() -> Study:
         replace(arm, lrs=arm.lrs[:1], settings={"switch": 3} if arm.settings else {}) for arm in made.arms
     )
     choices = {"data": "ratings by 20 generated users: they show that everything runs, and mean nothing."}
-    workload = {**made.workload, "epochs": 6}
-    more: dict[str, Any] = {"name": "sw3", "title": "Warm-up of 3 epochs"}
-    more |= {"workload": workload, "choices": choices, "paper": {}, "small": True}
-    return replace(made, arms=arms, seeds=(0, 1), tuning_seeds=(), **more)
+    return replace(
+        made,
+        name="sw3",
+        title="Warm-up of 3 epochs",
+        workload={**made.workload, "epochs": 6},
+        arms=arms,
+        seeds=(0, 1),
+        tuning_seeds=(),
+        paper={},
+        choices=choices,
+        small=True,
+    )
 
 
 EXPERIMENT = Experiment(
