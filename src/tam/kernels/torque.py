@@ -7,7 +7,7 @@ The rule of TAM, AdaTAM and AdaTAMW for every way that is made of torch operatio
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, overload
 
 import torch
 from torch import Tensor
@@ -86,7 +86,7 @@ def _settle_together(rule: Rule, exchange: Exchange, sums: Tensor, alignments: l
     moved = (totals[:, PRESENT] > 0) & (sums[-1, FOUND_INF] == 0)
     s = torch.where(moved, settle(totals[:, :PRESENT], before, rule.smoothing), before)
     torch._foreach_copy_(alignments, list(s.unbind()))
-    return (1 + s.to(sums.dtype)) / 2
+    return damping_of(s.to(sums.dtype))
 
 
 def _collect(exchange: Exchange, bucket: Bucket, measured: Tensor, sums: Tensor) -> None:
@@ -136,6 +136,17 @@ def settle(sums: Tensor, s: Tensor, smoothing: float | Tensor) -> Tensor:
     return torch.where(torch.isfinite(sums).all(-1), smoothed.to(s.dtype), s)
 
 
+@overload
+def damping_of(s: float, gain: float = 1.0) -> float: ...
+@overload
+def damping_of(s: Tensor, gain: float = 1.0) -> Tensor: ...
+def damping_of(s: float | Tensor, gain: float = 1.0) -> float | Tensor:
+    """Return d = (1 + clip(gain s, -1, 1)) / 2, of a number or of a tensor of them."""
+    if gain != 1:
+        s = (gain * s).clamp(-1.0, 1.0) if isinstance(s, Tensor) else min(max(gain * s, -1.0), 1.0)
+    return (1 + s) / 2
+
+
 def settle_segments(ops: Arithmetic, rule: Rule, buckets: list[Bucket], sums: list[Tensor]) -> list[Tensor]:
     """Writes every segment's s; returns d = (1 + s) / 2 for each bucket: 0-dim, or one a row."""
     damping = []
@@ -158,7 +169,7 @@ def settle_segments(ops: Arithmetic, rule: Rule, buckets: list[Bucket], sums: li
                 settled[segment] = _store(ops, alignment[:1], [s])[0]
             s = settled[segment]
             bucket.state["alignment"] = [s] * len(alignment)
-        damping.append((1 + s.to(bucket.device, accumulator(bucket.device))) / 2)
+        damping.append(damping_of(s.to(bucket.device, accumulator(bucket.device))))
     return damping
 
 

@@ -233,7 +233,7 @@ class TorqueOptimizer(Base):
     @property
     def damping(self) -> Tensor:
         """d = (1 + s) / 2 of the last step, of the shape of `alignment`."""
-        return (1 + self.alignment) / 2
+        return torque.damping_of(self.alignment)
 
     @property
     def grad_norm(self) -> Tensor:
