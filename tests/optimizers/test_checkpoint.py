@@ -393,3 +393,111 @@ def test_low_precision_resume_keeps_every_bit_of_alignment(torque: type) -> None
     target.load_state_dict(copy.deepcopy(source.state_dict()))
     for a, b in zip(tensors(source), tensors(target), strict=True):
         assert_close(a.float(), b.float(), 0.0)
+
+
+# ---------------------------------------------------------------------- everything is checked first
+
+
+def _with_extra_step(value: Any) -> Any:
+    def change(saved: dict[str, Any]) -> None:
+        for entry in saved["state"].values():
+            entry["step"] = value
+
+    return change
+
+
+def _sparse_momentum(saved: dict[str, Any]) -> None:
+    for entry in saved["state"].values():
+        key = "momentum_buffer" if "momentum_buffer" in entry else "exp_avg"
+        entry[key] = entry[key].to_sparse()
+
+
+def _meta_momentum(saved: dict[str, Any]) -> None:
+    for entry in saved["state"].values():
+        key = "momentum_buffer" if "momentum_buffer" in entry else "exp_avg"
+        entry[key] = entry[key].to("meta")
+
+
+def _meta_lr(saved: dict[str, Any]) -> None:
+    saved["param_groups"][0]["lr"] = torch.tensor(0.1, device="meta")
+
+
+def _entry_that_is_no_dict(saved: dict[str, Any]) -> None:
+    saved["state"][0] = [1, 2]
+
+
+@pytest.mark.parametrize(
+    "change, match",
+    [
+        (_sparse_momentum, "must be a dense tensor"),
+        (_meta_momentum, "meta"),
+        (_meta_lr, "lr=.*meta"),
+        (_entry_that_is_no_dict, "must be a dict"),
+    ],
+)
+def test_what_would_fail_later_is_refused_at_once(cls: type, change: Any, match: str) -> None:
+    target = train(cls(parameters([(3, 5), (7,)])), 2)
+    saved = copy.deepcopy(target.state_dict())
+    change(saved)
+    refused(target, saved, match)
+    train(target, 2, start=2)
+
+
+@pytest.mark.parametrize("value", ["7", True, None])
+def test_a_step_count_that_is_none_is_refused(cls: type, value: Any) -> None:
+    if cls is tam.TAM:
+        return  # it has none: see the next test
+    target = train(cls(parameters(SHAPES)), 2)
+    saved = copy.deepcopy(target.state_dict())
+    _with_extra_step(value)(saved)
+    refused(target, saved, "step")
+
+
+@pytest.mark.parametrize("value", [7, "7", True, None, torch.tensor(3.0)])
+@pytest.mark.parametrize("way", WAYS)
+def test_an_entry_tam_does_not_know_does_no_harm(value: Any, way: str) -> None:
+    source = train(tam.TAM(parameters(SHAPES), **WAYS[way]), 3)
+    saved = copy.deepcopy(source.state_dict())
+    _with_extra_step(value)(saved)
+    target = tam.TAM(parameters(SHAPES), **WAYS[way])
+    for p, q in zip(params_of(target), params_of(source), strict=True):
+        p.data.copy_(q)
+    target.load_state_dict(saved)
+    train(source, 3, start=3)
+    train(target, 3, start=3)
+    for p, q in zip(params_of(target), params_of(source), strict=True):
+        assert torch.equal(p, q)
+
+
+def test_a_users_own_state_comes_along(cls: type) -> None:
+    source = cls(parameters(SHAPES))
+    note = torch.tensor([1.0, 2.0])
+    source.state[params_of(source)[0]]["note"] = note
+    target = cls(parameters(SHAPES))
+    target.load_state_dict(copy.deepcopy(source.state_dict()))
+    assert torch.equal(target.state[params_of(target)[0]]["note"], note)
+    train(target, 2)
+
+
+# ---------------------------------------------------------------------- checkpoints of older versions
+
+OLD = torch.load(Path(__file__).parents[1] / "data" / "checkpoints-0.1.0.pt", weights_only=True)
+
+
+@pytest.mark.parametrize("name", OLD)
+def test_a_checkpoint_of_version_0_1_0_goes_on_as_it_did_there(name: str) -> None:
+    """The file was written by that version: checkpoints after 5 steps, and the parameters after 3 more."""
+    old = OLD[name]
+    params = [torch.nn.Parameter(p.clone()) for p in old["before"]]
+    if old["cls"] == "Warmup":
+        optimizer: Any = tam.Warmup(tam.TAM(params, lr=0.2, foreach=False), torch.optim.SGD, 3)
+        start = 2
+    else:
+        groups = [{"params": params[:2]}, {"params": params[2:]}]
+        optimizer, start = getattr(tam, old["cls"])(groups, foreach=False, **old["options"]), 5
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        optimizer.load_state_dict(old["state_dict"])
+    train(optimizer, 3, start=start)
+    for p, expected in zip(params, old["after"], strict=True):
+        assert torch.equal(p, expected)

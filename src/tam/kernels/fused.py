@@ -7,21 +7,21 @@ addresses. A backend (`cuda.py`, `native.py`) runs the step over the tables.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from itertools import chain
-from operator import is_
+from operator import is_, itemgetter
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
-from torch.optim import Optimizer
 
 from tam.distributed import Exchange, arrived, is_sharded, local, local_gradient
 from tam.kernels import native
 from tam.kernels.tables import KINDS, Option, Row, Segment
 from tam.kernels.torque import Rule
+from tam.kernels.watch import Watch, check_memory, is_plain
 
 if TYPE_CHECKING:
     from tam.optimizers.torque import TorqueOptimizer
@@ -72,8 +72,8 @@ def obstacle(params: list[Tensor]) -> str | None:
             return f"a parameter is a {type(p).__name__}, not a plain tensor"
         if kind_of(p) not in kinds:
             return f"a parameter is {p.dtype}; on {device.type} the kernel takes {', '.join(kinds)}"
-        if p.is_conj() or p.is_neg():
-            return "a parameter is lazily conjugated or negated"
+        if not is_plain(p):
+            return f"a parameter of shape {tuple(p.shape)} is lazily conjugated or negated, or not aligned"
         if not dense(p):
             return f"a parameter of shape {tuple(p.shape)} and strides {p.stride()} has gaps in memory"
     return None
@@ -108,30 +108,38 @@ def dense(p: Tensor) -> bool:
 
 
 class Fused:
-    """The tables of one optimizer, as long as its parameters and state stay where they are."""
+    """The tables of one optimizer, as long as its parameters and state stay where and as they are."""
 
     def __init__(self, optimizer: TorqueOptimizer) -> None:
         self.rule: Rule = optimizer.rule
         self.shared = _shared(optimizer)
-        everything = [p for group in optimizer.param_groups for p in group["params"]]
-        self.params = [p for p in everything if optimizer.state.get(p)]
-        self.waiting = [p for p in everything if not optimizer.state.get(p)]
+        self.everything = [p for group in optimizer.param_groups for p in group["params"]]
+        self.sizes = [len(group["params"]) for group in optimizer.param_groups]
+        self.params = [p for p in self.everything if optimizer.has_state(p)]
+        self.waiting = [p for p in self.everything if not optimizer.has_state(p)]
+        keys = optimizer.state_keys(optimizer.param_groups[0])
         for p in self.params:
-            _lay_out(p, optimizer.state[p], optimizer.state_keys(optimizer.param_groups[0]))
+            _lay_out(p, optimizer.state[p], keys)
         self.exchange = optimizer.exchange_at_hand()
         self.shards, self.plan = optimizer._shards, optimizer._exchange
         self._order(optimizer)
-        self.tensors = [*all_tensors(optimizer)]
-        self.counts = counts(optimizer)
+        # Only our own keys: users and wrappers keep entries there, too.
+        self.own = itemgetter(*keys, "alignment")
+        self.entries = [*optimizer.state.values()]
+        self.states = [optimizer.state[p] for p in self.params]
+        self.state_tensors = [*chain.from_iterable(map(self.own, self.states))]
         # A step works on this rank's pieces.
         self.sharded = any(map(is_sharded, self.params))
         self.pieces = [*map(local, self.params)]
-        self.addresses = [*map(_address, self.pieces)]
-        self.layouts = [*map(_layout, self.pieces)]
-        self.gradients: list[int] = []  # their addresses, as the tables have them
+        # Each tensor once: the parameters of a segment share an alignment.
+        unique = {id(x): x for x in (*self.params, *self.state_tensors, *self.alignments)}
+        self.tensors = [*unique.values()]
+        for x in self._watched():
+            check_memory(x, "a parameter or its state")
+        self.watch = Watch(self._watched())
+        self.gradients: Watch | None = None  # as the tables have them
         self.copied = False  # some gradients had to be laid out anew
         self.options: list[tuple[Any, ...]] = []
-        self.some_state = self._address_of_some_state()
         backend = _backend(self.pieces[0].device)
         self.backend: Backend = backend(self._rows(optimizer), self._segments(), self.rule, self.exchange)
 
@@ -147,7 +155,7 @@ class Fused:
             share_of, self.segment = self.exchange.share_of, [k for k, _ in self.exchange.shares]
             self.alignments = optimizer.alignments()
         else:
-            known = [[p for p in segment if optimizer.state.get(p)] for segment in optimizer.segments()]
+            known = [[p for p in segment if optimizer.has_state(p)] for segment in optimizer.segments()]
             known = [members for members in known if members]
             share_of = {p: i for i, members in enumerate(known) for p in members}
             self.segment = list(range(len(known)))
@@ -159,7 +167,7 @@ class Fused:
         group_of = {p: i for i, group in enumerate(optimizer.param_groups) for p in group["params"]}
         states = [optimizer.state[p] for p in self.params]
         columns: dict[Row, list[int]] = {
-            Row.THETA: self.addresses,
+            Row.THETA: [p.data_ptr() for p in self.pieces],
             Row.MOMENTUM: [local(s[self.rule.momentum]).data_ptr() for s in states],
             Row.SECOND: [local(s["exp_avg_sq"]).data_ptr() if self.rule.adaptive else 0 for s in states],
             Row.STEP: [s["step"].data_ptr() if self.rule.adaptive else 0 for s in states],
@@ -182,33 +190,43 @@ class Fused:
         return torch.tensor(table, dtype=torch.int64)
 
     def fits(self, optimizer: TorqueOptimizer) -> bool:
-        """Whether parameters, state and rule are still those the tables were made of.
-
-        State is compared by identity, and by the address of one parameter's: whoever moves state
-        behind its tensors' backs (`x.data = ...`) moves all of it.
-        """
+        """Return True if parameters, state and rule are still those the tables were made of."""
         return (
-            counts(optimizer) == self.counts
-            and all(map(is_, all_tensors(optimizer), self.tensors))
-            and [*map(_address, self._pieces())] == self.addresses
-            and self._address_of_some_state() == self.some_state
+            self._same_parameters(optimizer)
+            and self._same_state(optimizer)
+            and self.watch.holds(self._watched())
             and all(p.grad is None for p in self.waiting)
             and _shared(optimizer) == self.shared
             and optimizer._shards is self.shards
             and (self.plan is None or self._exchanges_as_before(optimizer))
         )
 
+    def _same_parameters(self, optimizer: TorqueOptimizer) -> bool:
+        groups = [group["params"] for group in optimizer.param_groups]
+        return [*map(len, groups)] == self.sizes and all(map(is_, chain(*groups), self.everything))
+
+    def _same_state(self, optimizer: TorqueOptimizer) -> bool:
+        """Return True if the state consists of the same tensors as before."""
+        entries = optimizer.state.values()
+        if len(entries) != len(self.entries) or not all(map(is_, entries, self.entries)):
+            # Looking each parameter up is slow; it is only needed where somebody's entries came or went.
+            if not all(map(is_, map(optimizer.state.get, self.params), self.states)):
+                return False
+            self.entries = [*entries]
+        try:
+            return all(map(is_, chain.from_iterable(map(self.own, self.states)), self.state_tensors))
+        except KeyError:
+            return False
+
+    def _watched(self) -> list[Tensor]:
+        """Return the tensors whose addresses the kernels have, gradients aside."""
+        return [*map(local, self.tensors)] if self.sharded else self.tensors
+
     def _exchanges_as_before(self, optimizer: TorqueOptimizer) -> bool:
         plan, inf = optimizer._exchange, getattr(optimizer, "found_inf", None)
         if plan is None or plan is not self.plan:
             return False
         return plan.needed(self.rule.max_grad_norm, inf) == (self.exchange is not None)
-
-    def _address_of_some_state(self) -> list[int]:
-        return [local(x).data_ptr() for x in self.tensors[-4:]]
-
-    def _pieces(self) -> list[Tensor]:
-        return [*map(local, self.params)] if self.sharded else self.params
 
     def step(self, optimizer: TorqueOptimizer, norm: Tensor) -> bool:
         """One step; |g| goes into `norm`. False, and nothing done, where the tables do not fit."""
@@ -218,35 +236,34 @@ class Fused:
                 g if g is None or g.layout is not torch.strided else local_gradient(p, g)
                 for p, g in zip(self.params, grads, strict=True)
             ]
+        present = grads
         try:
-            gradients = [*map(_address, grads)]
+            addresses = [*map(_address, grads)]
         except (TypeError, RuntimeError):  # some have none, or are sparse
             if any(g is not None and g.layout is not torch.strided for g in grads):
                 return False
-            gradients = [-1 if g is None else g.data_ptr() for g in grads]
-            if max(gradients) < 0 and self.exchange is None:
+            addresses = [-1 if g is None else g.data_ptr() for g in grads]
+            if max(addresses) < 0 and self.exchange is None:
                 return True
-        if 0 in gradients:  # empty ones, or such as wrap another tensor
+        if min(addresses) <= 0:  # there are none, empty ones, or such as wrap another tensor
             grads = [g if g is None else arrived(local(g)) for g in grads]
-            gradients = [-1 if g is None else g.data_ptr() for g in grads]
+            addresses = [-1 if g is None else g.data_ptr() for g in grads]
+            present = [g for g in grads if g is not None]
         scale, inf = (_scalar(getattr(optimizer, name, None), norm) for name in ("grad_scale", "found_inf"))
         copies: list[Tensor] = []
         if self.backend.capturing():
             with self.backend.own_tables():
-                self._set_gradients(grads, copies)
+                self._set_gradients(self._usable(grads, copies))
                 self._set_options(optimizer)
                 self._set_device_rates(optimizer)
                 self.backend.run(norm, scale, inf)
             # A graph's replay reads all of this.
             optimizer._captured.append((self, copies))
         else:
-            if gradients != self.gradients or self.copied:
-                if [*map(_layout, self._pieces())] != self.layouts:
-                    return False
-                self._set_gradients(grads, copies)
-                self.gradients, self.copied = gradients, bool(copies)
+            self._follow_gradients(grads, present, addresses, copies)
             options = [*map(_own_options, optimizer.param_groups)]
             if options != self.options:
+                self.options = []
                 self._set_options(optimizer)
                 self.options = options
             self._set_device_rates(optimizer)
@@ -264,17 +281,49 @@ class Fused:
             if _on_device(group["lr"]):
                 self.backend.set_lr(i, group["lr"])
 
-    def _set_gradients(self, grads: list[Tensor | None], copies: list[Tensor]) -> None:
-        addresses, present = [], [0] * len(self.segment)
-        for p, g, share in zip(self.pieces, grads, self.share, strict=True):
+    def _follow_gradients(
+        self, grads: list[Tensor | None], present: list[Tensor], addresses: list[int], copies: list[Tensor]
+    ) -> None:
+        """Brings the table of gradients up to date; new ones that are unlike their parameters are copied."""
+        seen = self.gradients
+        same = seen is not None and not self.copied and seen.same_layouts(present)
+        if seen is not None and same and addresses == seen.addresses:
+            return
+        # Noted when all is done: a step that is interrupted here leaves nothing that a later one trusts.
+        self.gradients = None
+        if seen is not None and same and min(addresses) > 0 and not any(a % 16 for a in addresses):
+            self._set_gradients(addresses)  # they lie elsewhere, and are as they were
+            seen.addresses = addresses
+            self.gradients = seen
+            return
+        self._set_gradients(self._usable(grads, copies))
+        self.copied = bool(copies)
+        self.gradients = Watch(present, addresses)
+
+    def _usable(self, grads: list[Tensor | None], copies: list[Tensor]) -> list[int]:
+        """Returns the gradients' addresses, 0 where there is none, of copies where a kernel needs them."""
+        addresses = []
+        for p, g in zip(self.pieces, grads, strict=True):
             if g is None:
                 addresses.append(0)
                 continue
-            present[share] = 1
-            if g.dtype != p.dtype or not alike(g, p) or g.is_conj() or g.is_neg():
+            if g.shape != p.shape:
+                raise RuntimeError(
+                    f"a parameter of shape {tuple(p.shape)} has a gradient of shape {tuple(g.shape)}: "
+                    "set its grad to None, or compute it again"
+                )
+            check_memory(g, "a gradient")
+            if g.dtype != p.dtype or not alike(g, p) or not is_plain(g):
                 g = torch.empty_like(p, memory_format=torch.preserve_format).copy_(g)
                 copies.append(g)
             addresses.append(g.data_ptr() or 16)  # an empty tensor has no address, but it is there
+        return addresses
+
+    def _set_gradients(self, addresses: list[int]) -> None:
+        present = [0] * len(self.segment)
+        for address, share in zip(addresses, self.share, strict=True):
+            if address:
+                present[share] = 1
         self.backend.new_gradients(addresses + present)
 
 
@@ -301,7 +350,14 @@ def _lay_out(p: Tensor, state: dict[str, Tensor], keys: tuple[str, ...]) -> None
         x = state[key]
         if key == "step":  # counted where the parameter is
             state[key] = x.to(p.device, torch.float32)
-        elif x.dtype != p.dtype or x.device != p.device or not alike(local(x), local(p)):
+            continue
+        if x.shape != p.shape:
+            raise RuntimeError(
+                f"a parameter of shape {tuple(p.shape)} has a {key} of shape {tuple(x.shape)}: parameters "
+                "that change their shape need a new optimizer"
+            )
+        own = local(x)
+        if x.dtype != p.dtype or x.device != p.device or not alike(own, local(p)) or not is_plain(own):
             state[key] = torch.empty_like(p, memory_format=torch.preserve_format).copy_(x)
 
 
@@ -316,24 +372,9 @@ def _backend(device: torch.device) -> Callable[[Tensor, Tensor, Rule, Exchange |
 _address = Tensor.data_ptr
 
 
-def _layout(p: Tensor) -> tuple[Any, ...]:
-    return p.dtype, p.device, p.shape, p.stride()
-
-
-def all_tensors(optimizer: Optimizer) -> Iterator[Tensor]:
-    """All parameters, then all state."""
-    groups = (group["params"] for group in optimizer.param_groups)
-    return chain(*groups, chain.from_iterable(map(dict.values, optimizer.state.values())))
-
-
 def _shared(optimizer: TorqueOptimizer) -> list[list[Any]]:
     """The options every group must have alike, of each: where they differ, the making of tables tells."""
     return [[group[name] for name in optimizer.shared_options] for group in optimizer.param_groups]
-
-
-def counts(optimizer: Optimizer) -> tuple[list[int], int, int]:
-    groups = [len(group["params"]) for group in optimizer.param_groups]
-    return groups, len(optimizer.state), sum(map(len, optimizer.state.values()))
 
 
 def _on_device(lr: Any) -> bool:

@@ -49,6 +49,7 @@ class AdaTAM(TorqueOptimizer):
         whole_tensors: each of those tensors lies on one rank whole, as with ZeroRedundancyOptimizer
     """
 
+    momentum_key: ClassVar[str] = "exp_avg"
     decoupled: ClassVar[bool] = False  # is the weight decay outside the gradient?
     shared_options: ClassVar[tuple[str, ...]] = (
         *TorqueOptimizer.shared_options, "ema", "bias_correction",

@@ -43,6 +43,7 @@ class AngularGrad(Base):
 
     shared_options: ClassVar[tuple[str, ...]] = (*Base.shared_options, "method", "vote")
     mark: ClassVar[str] = "method"
+    momentum_key: ClassVar[str] = "exp_avg"
 
     def __init__(
         self,

@@ -25,6 +25,8 @@ class Base(Optimizer):
     shared_options: ClassVar[tuple[str, ...]] = ("foreach", "differentiable")
     # The option by which a checkpoint of this family is told from one of torch's optimizers.
     mark: ClassVar[str]
+    # The key of m in a parameter's state: one that has it has all of our keys. Users may keep others there.
+    momentum_key: ClassVar[str]
 
     def __init__(self, params: ParamsT, defaults: dict[str, Any]) -> None:
         check_options(defaults)
@@ -44,6 +46,14 @@ class Base(Optimizer):
             else:
                 state[key] = filled(p, 0.0)
         return state
+
+    def _shared_option(self, name: str) -> Any:
+        """Return an option that has one value for the whole optimizer, which may have lost its groups."""
+        return (self.param_groups[0] if self.param_groups else self.defaults)[name]
+
+    def has_state(self, p: Tensor) -> bool:
+        """Return True if the parameter has had a gradient, and so has state."""
+        return self.momentum_key in self.state.get(p, ())
 
     def run(self, ops: Arithmetic, buckets: list[Bucket], exchange: Exchange | None) -> None:
         """The step itself."""
@@ -82,7 +92,8 @@ class Base(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        self.take_step()
+        if self.param_groups:
+            self.take_step()
         return loss
 
     def wants_fused(self) -> bool:
@@ -142,8 +153,8 @@ class Base(Optimizer):
                     raise RuntimeError(f"{self.name_of(i, j)} is sharded: differentiable=True cannot be done")
                 if p.grad.layout is not torch.strided:
                     raise RuntimeError(
-                        f"{self.name_of(i, j)} has a sparse gradient ({p.grad.layout}); "
-                        f"{type(self).__name__} takes dense gradients only"
+                        f"{type(self).__name__} does not support sparse gradients, but {self.name_of(i, j)} "
+                        f"has one ({p.grad.layout})"
                     )
 
     def gather(self, exchange: Exchange | None) -> tuple[list[list[Tensor]], list[Bucket]]:
@@ -185,7 +196,7 @@ class Base(Optimizer):
             if p.grad is None:
                 continue
             state = self.state[p]
-            if not state:
+            if self.momentum_key not in state:
                 state.update(self.new_state(p, group))
             theta.append(p)
             grad.append(p.grad)
@@ -240,6 +251,7 @@ class Base(Optimizer):
         for group in self.param_groups:
             for p in group["params"]:
                 state = self.state.get(p, {})
-                if "step" in state:  # it may come from an optimizer that kept it elsewhere
+                # It may come from an optimizer that kept it elsewhere.
+                if "step" in self.state_keys(group) and "step" in state:
                     home = p.device if group["capturable"] else torch.device("cpu")
                     state["step"] = state["step"].to(home, torch.float32)

@@ -6,9 +6,8 @@ torch's SGD or Adam is recognised by what it lacks and completed with the loadin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -60,10 +59,16 @@ def adopt(optimizer: Base, checkpoint: dict[str, Any]) -> tuple[dict[str, Any], 
     state = dict(checkpoint["state"])
     for i, ((own, saved), group) in enumerate(zip(pairs, groups, strict=True)):
         for j, (p, key) in enumerate(zip(own["params"], saved["params"], strict=True)):
-            entry = state.pop(key, None)
-            names = optimizer.state_keys(group)
+            entry, names = state.get(key), optimizer.state_keys(group)
+            if entry is not None and not isinstance(entry, Mapping):
+                raise ValueError(
+                    f"{optimizer.name_of(i, j)}: its state in the checkpoint must be a dict, got {entry!r}"
+                )
             if not entry or (foreign and entry.get(names[0], 0) is None):
-                continue  # torch's SGD writes None before the first step
+                state.pop(key, None)  # torch's SGD writes None before the first step
+                continue
+            if not foreign and not any(name in entry for name in names):
+                continue  # a user's own entries, from before the first gradient
             kept = names if foreign else [k for k in entry if k != "alignment"]
             checked = {k: _checked(optimizer.name_of(i, j), p, k, entry) for k in names}
             state[key] = {k: checked.get(k, entry.get(k)) for k in kept}
@@ -108,13 +113,17 @@ def _merge(
     return merged
 
 
-def _checked(parameter: str, p: Tensor, name: str, entry: dict[str, Any]) -> Tensor:
+def _checked(parameter: str, p: Tensor, name: str, entry: Mapping[str, Any]) -> Tensor:
     value = entry.get(name)
-    if name == "step" and isinstance(value, Real):  # as torch's Adam kept it until 1.12
+    if name == "step" and isinstance(value, (int, float)) and value is not True and value is not False:
+        # As torch's Adam kept it until 1.12.
         value = torch.tensor(float(value))
     if not isinstance(value, Tensor):
         found = ", ".join(sorted(entry))
         raise ValueError(f"{parameter}: the checkpoint has no {name} but {found}: is it another optimizer's?")
+    if value.layout is not torch.strided or value.device.type == "meta":
+        kind = value.layout if value.layout is not torch.strided else "on the meta device"
+        raise ValueError(f"{parameter}: {name} in the checkpoint must be a dense tensor, but is {kind}")
     expected = () if name == "step" else tuple(p.shape)
     if tuple(value.shape) != expected:
         raise ValueError(

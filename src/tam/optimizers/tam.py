@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
 from torch import Tensor
@@ -98,6 +98,8 @@ class TAM(TorqueOptimizer):
         if not isinstance(optimizer, torch.optim.SGD):
             raise TypeError(f"from_sgd takes torch's SGD, not {type(optimizer).__name__}: use tam.handover")
         return cast("Self", handover(optimizer, cls, **options))
+
+    momentum_key: ClassVar[str] = "momentum_buffer"
 
     def state_keys(self, group: dict[str, Any]) -> tuple[str, ...]:
         return ("momentum_buffer",)

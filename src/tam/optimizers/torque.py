@@ -69,12 +69,12 @@ class TorqueOptimizer(Base):
     @shard_group.setter
     def shard_group(self, group: Any) -> None:
         whole = group is not None and self._shards is not None and self._shards.whole_tensors
-        self._shards = ShardGroup.of(group, whole, self.param_groups[0]["scope"])
+        self._shards = ShardGroup.of(group, whole, self._shared_option("scope"))
 
     @property
     def exchange(self) -> Exchange:
         """What this optimizer adds up with other ranks, as parameters and options stand now."""
-        now = self.segments(), self.param_groups[0]["scope"], self._shards
+        now = self.segments(), self._shared_option("scope"), self._shards
         if self._exchange is None or not self._exchange.fits(*now):
             self._exchange = Exchange(*now)
         return self._exchange
@@ -87,7 +87,7 @@ class TorqueOptimizer(Base):
         if not self._in_pieces():
             return None
         exchange, inf = self.exchange, getattr(self, "found_inf", None)
-        return exchange if exchange.needed(self.param_groups[0]["max_grad_norm"], inf) else None
+        return exchange if exchange.needed(self._shared_option("max_grad_norm"), inf) else None
 
     def alignments(self) -> list[Tensor]:
         """Each segment's s, in tensors that stay; before the first step the ranks agree on them."""
@@ -99,7 +99,7 @@ class TorqueOptimizer(Base):
         exchange, segments, s = self.exchange, self.segments(), self.segment_alignments()
         known = [
             Known(
-                float(x) if any(self.state.get(p) for p in segment) else None,
+                float(x) if any(map(self.has_state, segment)) else None,
                 _scalar_dtype(segment) == torch.float64 if segment else None,
             )
             for x, segment in zip(s, segments, strict=True)
@@ -167,7 +167,7 @@ class TorqueOptimizer(Base):
         """Brings state to the devices of parameters that were moved, and s to their dtype."""
         moved = False
         for k, segment in enumerate(self.segments()):
-            members = [p for p in segment if self.state.get(p)]
+            members = [*filter(self.has_state, segment)]
             for p in members:
                 state = self.state[p]
                 for key in self.state_keys(self.param_groups[0]):
@@ -181,7 +181,7 @@ class TorqueOptimizer(Base):
                 moved |= s.device.type != members[0].device.type or s.dtype != self._dtype_of(k, segment)
         if moved:
             params = [p for group in self.param_groups for p in group["params"]]
-            self._share({p: self.state[p]["alignment"] for p in params if self.state.get(p)})
+            self._share({p: self.state[p]["alignment"] for p in params if self.has_state(p)})
             self._grad_norm = None if self._grad_norm is None else self._new_grad_norm()
 
     def _may_fuse(self) -> bool:
@@ -198,13 +198,18 @@ class TorqueOptimizer(Base):
         if self._fused is not None:
             return True
         params = [p for group in self.param_groups for p in group["params"]]
-        params = [p for p in params if p.requires_grad or p.grad is not None]
-        if not params and self._shards is not None:  # others may have some
+        trained = [p for p in params if p.requires_grad or p.grad is not None]
+        if not trained and self._shards is not None:  # others may have some
             return False
-        reason = obstacle(params)
-        if reason is not None and self.param_groups[0]["fused"]:
-            raise RuntimeError(f"fused=True cannot be done: {reason}")
-        return reason is None
+        reason = obstacle(trained)
+        if reason is None or not self._shared_option("fused"):
+            return reason is None
+        # Only the parameters that the step moves must allow it, as with torch's optimizers.
+        moved = [p for p in trained if p.grad is not None]
+        reason = obstacle(moved) if moved else None
+        if reason is not None:
+            raise RuntimeError(f"fused=True is not possible: {reason}")
+        return True
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
@@ -214,7 +219,7 @@ class TorqueOptimizer(Base):
         for optimizers that unscale them by themselves. And where GradScaler's verdicts may differ from rank
         to rank: then the ranks exchange them in the step, and skip alike.
         """
-        if self.param_groups[0]["fused"] is True and self.wants_fused():
+        if self._shared_option("fused") is True and self.wants_fused():
             return True
         return self._in_pieces() and self.exchange.uneven and bool(self.exchange.groups)
 
@@ -224,7 +229,7 @@ class TorqueOptimizer(Base):
     def alignment(self) -> Tensor:
         """s after the last step: 0-dim for scope "global", else one entry per segment."""
         s = self.segment_alignments()
-        if self.param_groups[0]["scope"] == "global":
+        if self._shared_option("scope") == "global":
             return s[0].clone()
         if not s:  # a rank without tensors, beside others that have some
             return torch.zeros(0)
@@ -251,7 +256,7 @@ class TorqueOptimizer(Base):
     @property
     def knows_grad_norm(self) -> bool:
         """Whether |g| is known: not where ranks with tensors of their own exchange nothing."""
-        if self._shards is None or self.param_groups[0]["max_grad_norm"] is not None:
+        if self._shards is None or self._shared_option("max_grad_norm") is not None:
             return True
         return not self.exchange.whole
 
@@ -259,7 +264,7 @@ class TorqueOptimizer(Base):
 
     def segments(self) -> list[list[Tensor]]:
         """The parameters of each segment, with or without gradients."""
-        scope = self.param_groups[0]["scope"]
+        scope = self._shared_option("scope")
         groups = [group["params"] for group in self.param_groups]
         if scope == "group":
             return groups
@@ -292,7 +297,7 @@ class TorqueOptimizer(Base):
     def _share(self, alignment: dict[Tensor, Tensor]) -> None:
         """Gives the parameters of each segment that have state one tensor, with the given s."""
         for k, segment in enumerate(self.segments()):
-            members = [p for p in segment if self.state.get(p)]
+            members = [*filter(self.has_state, segment)]
             if not members:
                 continue
             shared = torch.zeros((), dtype=self._dtype_of(k, segment), device=members[0].device)
@@ -365,7 +370,7 @@ class TorqueOptimizer(Base):
         ours = "smoothing" in checkpoint["param_groups"][0]
         for p, key in self._saved_keys(checkpoint):
             state = checkpoint["state"].get(key) or {}
-            if ours and state and p not in saved:
+            if ours and self.momentum_key in state and p not in saved:
                 raise ValueError(f"the checkpoint has state but no alignment for parameter {key}")
             plain = [
                 name for name, x in state.items() if isinstance(x, Tensor) and x.ndim and not is_sharded(x)
@@ -398,7 +403,7 @@ class TorqueOptimizer(Base):
             s = (checkpoint["state"].get(key) or {}).get("alignment")
             if s is None:
                 continue
-            if not isinstance(s, Tensor) or s.numel() != 1 or not -1 <= float(s) <= 1:
+            if not isinstance(s, Tensor) or s.is_meta or s.numel() != 1 or not -1 <= float(s) <= 1:
                 raise ValueError(
                     f"alignment={s!r} in the checkpoint: must be a tensor of one number in [-1, 1]"
                 )

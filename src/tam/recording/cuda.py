@@ -21,9 +21,10 @@ from torch.optim import Optimizer
 
 from tam.kernels import fused, observe
 from tam.kernels.cuda import Launcher, Mirror, upload
-from tam.kernels.fused import all_tensors, counts, kind_of
+from tam.kernels.fused import kind_of
 from tam.kernels.observe import Column
 from tam.kernels.tables import KINDS
+from tam.kernels.watch import Watch, is_plain
 from tam.optimizers.torque import TorqueOptimizer
 from tam.recording.measure import NORMS, Operations, momentum_of, params_of
 
@@ -44,6 +45,7 @@ class Kernels:
         self.pending: Tensor | None = None  # the row of the last step
         self.versions: list[int] = []  # of the parameters, after that step
         self.grads: list[Tensor | None] = []
+        self.seen: Watch | None = None  # the gradients the table has
         self.tables: Any = None  # of the optimizer's fused step, when ours were found to fit
         self.elsewhere: Operations | None = None  # measures a step whose tensors are laid out unlike
         self.sums = torch.zeros(3, dtype=torch.float64, device=params_of(optimizer)[0].device)
@@ -73,7 +75,7 @@ class Kernels:
             self.versions = []  # the copies were not made
             return
         if self.cosine:
-            if len(optimizer.state) != self.counts[1]:  # the step has made some
+            if not self._same_momenta(optimizer):  # the step has made some
                 self._make(optimizer)
         else:
             # A fused step has just made sure of its tables, which last as long as ours.
@@ -92,7 +94,7 @@ class Kernels:
             return
         # State that was replaced since is still there, as the tables have it; parameters may not be.
         moved = self.moves and self.versions != [*map(_version, self.params)]
-        if [*map(Tensor.data_ptr, self.params)] != self.addresses:
+        if not self.watch.holds(self.watched):
             self._make(optimizer)
         self._launch(False, None, moved)
 
@@ -114,31 +116,28 @@ class Kernels:
             pending[-2:] = math.nan  # not only the step has moved them
 
     def _fits(self, optimizer: Optimizer) -> bool:
-        """Whether parameters and state are still those the tables were made of.
-
-        All state is compared by identity, one parameter's by its address too: whoever moves state behind its
-        tensors' backs (`x.data = ...`) moves all of it.
-        """
+        """Return True if parameters and state are still those the tables were made of."""
+        params = params_of(optimizer)
         return (
-            counts(optimizer) == self.counts
-            and all(map(is_, all_tensors(optimizer), self.tensors))
-            and [*map(Tensor.data_ptr, self.params)] == self.addresses
+            len(params) == len(self.params)
+            and all(map(is_, params, self.params))
+            and self._same_momenta(optimizer)
+            and self.watch.holds(self.watched)
             and [*map(_maximize, optimizer.param_groups)] == self.maximize
-            and (self.some is None or self.some.data_ptr() == self.somewhere)
             and getattr(optimizer, "_grad_norm", None) is self.norm
+        )
+
+    def _same_momenta(self, optimizer: Optimizer) -> bool:
+        return all(
+            momentum_of(optimizer, p) is m for p, m in zip(self.params, self.momenta_seen, strict=True)
         )
 
     def _make(self, optimizer: Optimizer) -> None:
         """The tables, as the optimizer stands now."""
         self.params = params_of(optimizer)
-        self.tensors, self.counts = [*all_tensors(optimizer)], counts(optimizer)
-        self.addresses = [*map(Tensor.data_ptr, self.params)]
-        self.strides = [*map(Tensor.stride, self.params)]
         self.device = self.params[0].device
         self.norm = getattr(optimizer, "_grad_norm", None)
-        momenta = [momentum_of(optimizer, p) for p in self.params]
-        self.some = next((m for m in momenta if m is not None), None)
-        self.somewhere = None if self.some is None else self.some.data_ptr()
+        self.momenta_seen = momenta = [momentum_of(optimizer, p) for p in self.params]
         self.unlike = not all(m is None or _same(m, p) for m, p in zip(momenta, self.params, strict=True))
         if self.moves:
             kept = self.copies
@@ -149,7 +148,7 @@ class Kernels:
         self.maximize = [*map(_maximize, optimizer.param_groups)]
         signs = [-1 if g.get("maximize") else 1 for g in optimizer.param_groups for _ in g["params"]]
         columns: dict[Column, list[int]] = {
-            Column.THETA: self.addresses,
+            Column.THETA: [*map(Tensor.data_ptr, self.params)],
             Column.COPY: [self.copies[id(p)].data_ptr() if self.copies else 0 for p in self.params],
             Column.MOMENTUM: [0 if m is None else m.data_ptr() for m in momenta],
             Column.NUMEL: [p.numel() * (2 if p.is_complex() else 1) for p in self.params],
@@ -158,22 +157,23 @@ class Kernels:
         }
         rows = torch.tensor([columns[key] for key in Column], dtype=torch.int64)
         self.aligned_state = not (rows[: Column.NUMEL] % 16).any()
-        # Then a gradient differs from its parameter in strides at most.
-        self.plain = all(p.dtype == torch.float32 for p in self.params)
         self.dtypes = sum(1 << kind for kind in set(columns[Column.KIND]))
         self.launcher = Launcher(columns[Column.NUMEL], self.device)
         self.rows = upload(rows, self.device)
         self.sources = upload(torch.tensor(self._sources(optimizer), dtype=torch.int64), self.device)
+        self.watched = [*self.params, *(m for m in momenta if m is not None), *self.read]
+        self.watch = Watch(self.watched)
         n_chunks = self.launcher.chunks.shape[1]
         self.width = (self.sources.numel() or 3) + NORMS
         self.sizes = (n_chunks, len(self.params), self.sources.numel())
         self.partial = torch.empty(6 * n_chunks, dtype=torch.float32, device=self.device)
         self.counter = torch.zeros(1, dtype=torch.int32, device=self.device)
-        self.gradients, self.seen = Mirror(self.device), [-1]
+        self.gradients, self.seen = Mirror(self.device), None
         self.aligned = bool(self.aligned_state)
 
     def _sources(self, optimizer: Optimizer) -> list[int]:
         """The addresses of s of each segment and of |g|."""
+        self.read: list[Tensor] = []
         if not isinstance(optimizer, TorqueOptimizer):
             return []
         alignments = optimizer.segment_alignments()
@@ -185,23 +185,28 @@ class Kernels:
         """Brings the table of gradients up to date; False where one is laid out unlike its parameter."""
         # Kept until the step is done, which would make all these Python objects anew.
         self.grads = grads = [*map(_gradient, self.params)]
+        present = grads
         try:
             addresses = [*map(Tensor.data_ptr, grads)]
-            alike = addresses == self.seen or self.strides == [*map(Tensor.stride, grads)]
         except (TypeError, RuntimeError):  # some have none, or are sparse
             if any(g is not None and g.layout is not torch.strided for g in grads):
                 return False
-            addresses, alike = [0 if g is None else g.data_ptr() for g in grads], False
-        if addresses == self.seen:
+            present = [g for g in grads if g is not None]
+            addresses = [0 if g is None else g.data_ptr() for g in grads]
+        seen = self.seen
+        same = seen is not None and seen.same_layouts(present)
+        if seen is not None and same and addresses == seen.addresses:
             return True
-        if not (alike and self.plain):
+        if not same or len(present) < len(grads):
             pairs = [(g, p) for g, p in zip(grads, self.params, strict=True) if g is not None]
-            if not all(_same(g, p) and not g.is_conj() and not g.is_neg() for g, p in pairs):
+            if not all(_same(g, p) and is_plain(g) for g, p in pairs):
                 return False
-        self.seen = addresses
+        self.seen = None
         self.aligned = bool(self.aligned_state and not any(a % 16 for a in addresses))
         with self.launcher.here():
             self.gradients.set(array("q", addresses))
+        self.seen = Watch(present, addresses) if seen is None or not same else seen
+        self.seen.addresses = addresses
         return True
 
 

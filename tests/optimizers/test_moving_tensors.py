@@ -1,0 +1,175 @@
+"""Tensors that move, or change their layout, between two steps: on the CPU."""
+
+from __future__ import annotations
+
+import copy
+import sys
+from types import FrameType
+from typing import Any
+
+import pytest
+import torch
+
+import tam
+from tests import moving_tensors
+from tests.helpers import ALL, TORQUE, assert_same, gradients, parameters, train
+
+CLASSES = ALL
+
+
+@pytest.mark.parametrize("kind", moving_tensors.GRADIENTS)
+def test_gradients_of_other_layouts_at_one_address(cls: type, way: dict[str, Any], kind: str) -> None:
+    moving_tensors.gradients_at_one_address(cls, way, "cpu", kind)
+
+
+def test_conjugated_gradients(cls: type, way: dict[str, Any]) -> None:
+    moving_tensors.conjugated_gradients(cls, way, "cpu")
+
+
+@pytest.mark.parametrize("kind", moving_tensors.CHANGES)
+def test_changes_between_steps(cls: type, way: dict[str, Any], kind: str) -> None:
+    moving_tensors.change_between_steps(cls, way, "cpu", kind)
+
+
+def test_another_dtype(cls: type, way: dict[str, Any]) -> None:
+    moving_tensors.another_dtype(cls, way, "cpu")
+
+
+def test_a_note_before_the_first_step(cls: type, way: dict[str, Any]) -> None:
+    moving_tensors.a_note_before_the_first_step(cls, way, "cpu")
+
+
+def test_a_graph_whose_backward_transposes_the_gradient() -> None:
+    # Nobody sets addresses here: the allocator gives out the one that was freed before.
+    torch.manual_seed(0)
+    target = torch.randn(256, 256)
+    w = torch.nn.Parameter(torch.randn(256, 256))
+    q = torch.nn.Parameter(w.detach().clone())
+    pairs = [(w, tam.TAM([w], lr=0.1)), (q, tam.TAM([q], lr=0.1, fused=False))]
+    for step in range(8):
+        for p, optimizer in pairs:
+            optimizer.zero_grad()
+            loss = ((p.t() if step % 2 else p) * target).sum()
+            (p.grad,) = torch.autograd.grad(loss, p)
+            optimizer.step()
+    torch.testing.assert_close(w, q)
+
+
+@pytest.mark.parametrize("torque", TORQUE)
+@pytest.mark.parametrize(
+    "what, size", [("parameter", 0), ("parameter", 8), ("momentum", 0), ("momentum", 8), ("gradient", 0)]
+)
+def test_a_resized_storage_is_refused(torque: type, what: str, size: int) -> None:
+    (p,) = params = parameters([(6, 7)])
+    optimizer = train(torque(params), 3)
+    key = "momentum_buffer" if torque is tam.TAM else "exp_avg"
+    held = {"parameter": p.data, "momentum": optimizer.state[p][key], "gradient": p.grad.data}[what]
+    held.untyped_storage().resize_(size)
+    with pytest.raises(RuntimeError, match="storage"):
+        optimizer.step()
+
+
+@pytest.mark.parametrize("torque", TORQUE)
+def test_tensors_that_are_not_aligned(torque: type) -> None:
+    def unaligned(seed: int) -> torch.Tensor:
+        memory = bytearray(4 * 40 + 1)
+        x = torch.frombuffer(memory, dtype=torch.float32, offset=1, count=40)
+        return x.copy_(parameters([(40,)], seed=seed)[0].detach())
+
+    params = [torch.nn.Parameter(unaligned(0)), torch.nn.Parameter(unaligned(0).clone())]
+    optimizers = [torque([params[0]]), torque([params[1]], fused=False)]
+    aligned = torque([torch.nn.Parameter(params[1].detach().clone())], fused=True)
+    for step in range(3):
+        for p in (*params, *aligned.param_groups[0]["params"]):
+            p.grad = unaligned(10 + step)
+        for optimizer in (*optimizers, aligned):
+            optimizer.step()
+    torch.testing.assert_close(params[0], params[1])
+    torch.testing.assert_close(aligned.param_groups[0]["params"][0], params[1])
+
+
+@pytest.mark.parametrize("torque", TORQUE)
+def test_a_parameter_that_shrinks_is_refused(torque: type) -> None:
+    (p,) = params = parameters([(8, 8)])
+    optimizer = train(torque(params), 3)
+    p.grad = None
+    p.data = p.data[:4]
+    p.grad = torch.ones(4, 8)
+    before = p.detach().clone()
+    with pytest.raises(RuntimeError, match="shape"):
+        optimizer.step()
+    assert torch.equal(p, before)
+
+
+@pytest.mark.parametrize("torque", TORQUE)
+def test_a_step_that_is_interrupted_anywhere(torque: type) -> None:
+    """After Ctrl-C at any line of the fused step, the next step is right, whatever was done of the first."""
+    for stop_at in range(1, 400):
+        params = parameters([(5, 4), (7,)])
+        optimizer = train(torque(params, fused=True), 2)
+        for p, g in zip(params, gradients(params, 10), strict=True):
+            p.grad = g
+        if not _interrupted(optimizer, stop_at):
+            assert stop_at > 30  # every line was met
+            return
+        for p, g in zip(params, gradients(params, 11), strict=True):
+            p.grad = g.clone()
+        twin = copy.deepcopy(optimizer)
+        for p, q in zip(params, twin.param_groups[0]["params"], strict=True):
+            q.grad = p.grad.clone()
+        optimizer.step()
+        twin.step()
+        assert_same(optimizer, twin)
+    pytest.fail("the step has too many lines")
+
+
+def _interrupted(optimizer: Any, stop_at: int) -> bool:
+    """Steps until so many lines of the kernels' Python code have run. Returns whether it came to that."""
+    lines = 0
+
+    def trace(frame: FrameType, event: str, arg: Any) -> Any:
+        nonlocal lines
+        if "/tam/kernels/" not in frame.f_code.co_filename:
+            return None
+        if event == "line":
+            lines += 1
+            if lines == stop_at:
+                raise KeyboardInterrupt
+        return trace
+
+    sys.settrace(trace)
+    try:
+        optimizer.step()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(None)
+    return False
+
+
+def test_emptied_groups_do_nothing(cls: type, way: dict[str, Any]) -> None:
+    params = parameters([(3,), (4,)])
+    optimizer = train(cls(params, **way), 2)
+    before = [p.detach().clone() for p in params]
+    optimizer.param_groups[0]["params"].clear()
+    optimizer.step()
+    optimizer.param_groups.clear()
+    optimizer.step()
+    assert all(torch.equal(p, q) for p, q in zip(params, before, strict=True))
+    if cls in TORQUE:
+        assert float(optimizer.alignment) == 0 and float(optimizer.damping) == 0.5
+
+
+def test_without_gradients_nothing_happens(cls: type, way: dict[str, Any]) -> None:
+    params = parameters([(3,), (4,)])
+    optimizer = cls(params, **way)
+    optimizer.step()
+    assert not any(optimizer.state.values())
+    # What the kernel could not take does no harm while it has no gradient.
+    other = torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16)[::2])
+    optimizer.add_param_group({"params": [other]})
+    optimizer.step()
+    train_first = [p.detach().clone() for p in params]
+    params[0].grad = torch.ones(3)
+    optimizer.step()
+    assert not torch.equal(params[0], train_first[0]) and torch.equal(params[1], train_first[1])
