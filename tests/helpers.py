@@ -94,7 +94,7 @@ def reference_of(optimizer: torch.optim.Optimizer) -> Reference:
         options = {k: g[k] for k in ("lr", "weight_decay", "floor", "maximize")}
         groups.append(Group(theta, momentum=beta1, beta2=beta2, eps=g.get("eps", 0.0), **options))
     first = optimizer.param_groups[0]
-    shared = {k: first[k] for k in ("scope", "smoothing", "max_grad_norm")}
+    shared = {k: first[k] for k in ("scope", "smoothing", "gain", "max_grad_norm")}
     shared |= {k: first[k] for k in ("ema", "bias_correction") if k in first}
     reference = Reference(groups, rule=type(optimizer).__name__.lower(), **shared)
     for i, g in enumerate(optimizer.param_groups):

@@ -4,8 +4,8 @@
     params, state = functional.tam(params, grads, state, lr=0.2)
 
 `params` and `grads` are dicts, lists or tuples of tensors; the result has the same form. Everything
-works under `torch.func.vmap`, where lr, momentum, weight_decay and, for `tam`, smoothing and floor may be
-tensors, one entry for each member of a population, and autograd goes through:
+works under `torch.func.vmap`, where lr, momentum, weight_decay, gain and, for `tam`, smoothing and floor may
+be tensors, one entry for each member of a population, and autograd goes through:
 
     state = vmap(functional.init_tam)(stacked)  # stacked: {name: tensor of shape [members, ...]}
     step = lambda p, g, s, lr: functional.tam(p, g, s, lr=lr)
@@ -25,7 +25,7 @@ from torch import Tensor
 from tam.kernels import angular, torque
 from tam.kernels.arithmetic import PURE
 from tam.kernels.bucket import Bucket, fill, filled
-from tam.optimizers.options import check_options
+from tam.optimizers.options import check_options, refuse_half
 
 Tensors = TypeVar("Tensors", bound=Mapping[str, Tensor] | Sequence[Tensor])
 
@@ -64,6 +64,7 @@ def init_tam(params: Any, *, scope: str = "global") -> TAMState:
 
 def init_adatam(params: Any, *, scope: str = "global") -> AdaTAMState:
     """The state before the first step, for `adatam` and `adatamw`."""
+    refuse_half("adatam", _list(params))
     zero = _count(params)
     return AdaTAMState(zero, _full(params, 0.0), _full(params, 0.0), _alignment(params, scope))
 
@@ -91,6 +92,7 @@ def tam(
     floor: float | Tensor = 1e-8,
     weight_decay: float | Tensor = 0.0,
     scope: str = "global",
+    gain: float | Tensor = 1.0,
     max_grad_norm: float | None = None,
     maximize: bool = False,
 ) -> tuple[Tensors, TAMState]:
@@ -104,7 +106,8 @@ def tam(
     }
     rule = torque.Rule(
         scope=_shared(scope),
-        smoothing=_checked(smoothing),
+        smoothing=_checked("smoothing", smoothing),
+        gain=_checked("gain", gain),
         max_grad_norm=max_grad_norm,
         adaptive=False,
         decoupled=False,
@@ -131,6 +134,7 @@ def adatam(
     floor: float = 1e-8,
     weight_decay: float | Tensor = 0.0,
     scope: str = "global",
+    gain: float | Tensor = 1.0,
     ema: bool = False,
     bias_correction: bool = False,
     max_grad_norm: float | None = None,
@@ -148,7 +152,8 @@ def adatam(
     }
     rule = torque.Rule(
         scope=_shared(scope),
-        smoothing=_checked(smoothing),
+        smoothing=_checked("smoothing", smoothing),
+        gain=_checked("gain", gain),
         max_grad_norm=max_grad_norm,
         adaptive=True,
         decoupled=decoupled,
@@ -208,10 +213,10 @@ def angular_grad(
     return _collect(params, buckets, None), new
 
 
-def _checked(smoothing: float | Tensor) -> float | Tensor:
-    if not isinstance(smoothing, Tensor):
-        check_options({"smoothing": smoothing})
-    return smoothing
+def _checked(name: str, value: float | Tensor) -> float | Tensor:
+    if not isinstance(value, Tensor):
+        check_options({name: value})
+    return value
 
 
 def _shared(scope: str) -> str:

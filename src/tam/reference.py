@@ -63,6 +63,7 @@ class Reference:
     rule: str = "tam"  # "tam" | "adatam" | "adatamw"
     scope: str = "global"
     smoothing: float = 0.9
+    gain: float = 1.0
     max_grad_norm: float | None = None
     ema: bool = False
     bias_correction: bool = False
@@ -101,7 +102,7 @@ class Reference:
             k = self.max_grad_norm / (self.grad_norm + 1e-6)
             k = 1.0 if k > 1 else k
         for i, j, g in present:
-            d = (1 + self.s[self.segment(i, j)]) / 2
+            d = (1 + max(-1.0, min(1.0, self.gain * self.s[self.segment(i, j)]))) / 2
             self._move(i, j, k * g, self.groups[i].floor + d)
 
     def _settle(self, present: list[tuple[int, int, Tensor]]) -> None:

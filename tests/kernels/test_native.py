@@ -48,6 +48,7 @@ def test_the_kernel_was_built() -> None:
 @pytest.mark.parametrize("cls", TORQUE)
 def test_matches_the_reference(cls: type, dtype: torch.dtype, scope: str, instruction_set: int) -> None:
     variants: list[dict[str, Any]] = [{"weight_decay": 0.1}, {"max_grad_norm": 0.5, "maximize": True}]
+    variants += [{"gain": 3.0, "smoothing": 0.5}]
     if cls is not tam.TAM:
         variants += [{"ema": True}, {"bias_correction": True, "weight_decay": 0.1}]
     for options in variants:

@@ -48,6 +48,7 @@ VARIANTS: list[tuple[type, dict[str, Any]]] = [
     *[(cls, {"scope": scope}) for cls in TORQUE for scope in ("global", "group", "tensor")],
     *[(cls, {"weight_decay": 0.1, "maximize": True, "smoothing": 0.5, "floor": 0.25}) for cls in TORQUE],
     *[(cls, {"max_grad_norm": 0.5, "scope": scope}) for cls in TORQUE for scope in ("global", "tensor")],
+    *[(cls, {"gain": 3.0, "smoothing": 0.5}) for cls in TORQUE],
     (tam.AdaTAM, {"ema": True}),
     (tam.AdaTAMW, {"bias_correction": True, "weight_decay": 0.1}),
 ]

@@ -45,7 +45,7 @@ def test_a_bad_value_is_refused_by_name(cls: type, name: str, value: Any) -> Non
         cls(parameters([(3,)]), **{name: value})
     message = str(error.value)
     assert message.startswith(name) and "must be" in message
-    assert repr(value) in message or isinstance(value, tuple | torch.Tensor)
+    assert str(value) in message or isinstance(value, tuple | torch.Tensor)
 
 
 @pytest.mark.parametrize("cls, name, value", CASES)

@@ -54,6 +54,7 @@ def set_ups(draw: Any) -> dict[str, Any]:
         "groups": groups,
         "scope": draw(st.sampled_from(["global", "group", "tensor"])),
         "smoothing": smoothing,
+        "gain": draw(st.sampled_from([1.0, 1.0, 0.0, 0.5, 2.0, -1.0])),
         "max_grad_norm": draw(st.sampled_from([None, 0.5, 1e6])),
         "ema": draw(st.booleans()),
         "bias_correction": draw(st.booleans()),
@@ -70,7 +71,7 @@ def build(cls: type, way: str, dtype: torch.dtype, set_up: dict[str, Any]) -> to
             options |= {"betas": (group["beta1"], group["beta2"]), "eps": group["eps"]}
         params = parameters(group["shapes"], dtype, seed=set_up["seed"] + i)
         groups.append({"params": params, **options})
-    shared = {k: set_up[k] for k in ("scope", "smoothing", "max_grad_norm")}
+    shared = {k: set_up[k] for k in ("scope", "smoothing", "gain", "max_grad_norm")}
     if cls.__name__ != "TAM":
         shared |= {k: set_up[k] for k in ("ema", "bias_correction")}
     return cls(groups, **shared, **WAYS[way])

@@ -403,5 +403,6 @@ def _options(group: dict[str, Any], rule: Rule) -> list[float]:
         Option.SIGN: -1.0 if maximize else 1.0,
         Option.SMOOTHING: rule.smoothing,
         Option.MAX_NORM: 0.0 if rule.max_grad_norm is None else rule.max_grad_norm,
+        Option.GAIN: rule.gain,
     }
     return [found[key] for key in Option]

@@ -22,7 +22,7 @@ static int omp_get_num_threads(void) { return 1; }
 enum { THETA, MOMENTUM, SECOND, STEP, NUMEL, SHARE, SEGMENT, GROUP, KIND };
 enum { FIRST, COUNT, ALIGNMENT, WIDE };
 enum { DOT, MM, GG, PRESENT, SUMS }; /* of a share; the last row of all is for the whole */
-enum { LR, BETA1, BETA2, EPS, FLOOR, DECAY, SIGN, SMOOTHING, MAX_NORM, OPTIONS };
+enum { LR, BETA1, BETA2, EPS, FLOOR, DECAY, SIGN, SMOOTHING, MAX_NORM, GAIN, OPTIONS };
 enum { ADAPTIVE = 1, DECOUPLED = 2, EMA = 4, CORRECT = 8, CLIP = 16 };
 
 #define CHUNK 16384 /* elements of a unit of work; a tensor up to this size is one thread's */
@@ -78,7 +78,7 @@ static inline uint16_t float_to_bf16(float x) { /* to nearest, ties to even; a n
 #endif
 
 /* Of the tables: native.py has the same number. */
-int tam_layout(void) { return 2; }
+int tam_layout(void) { return 3; }
 
 /* 0: base, 1: AVX2, 2: AVX-512 */
 int tam_instruction_set(void) {
@@ -155,6 +155,15 @@ static void update_chunk(const tables *t, int64_t row, int64_t chunk, const coef
                                               length(t, row, chunk), c);
 }
 
+/* d, given s. A gain of 1 is the paper's rule, and changes no bit of it. */
+static double damping_of(double s, double gain) {
+    if (gain != 1) {
+        s *= gain;
+        s = s > 1 ? 1 : s < -1 ? -1 : s;
+    }
+    return (1 + s) / 2;
+}
+
 /* s of a segment from its sums; returns d. */
 static double settle(const tables *t, int64_t s, const double *sums) {
     void *address = (void *)(intptr_t)segment_of(t, ALIGNMENT, s);
@@ -168,7 +177,7 @@ static double settle(const tables *t, int64_t s, const double *sums) {
     }
     if (wide) *(double *)address = after;
     else after = *(float *)address = (float)after;
-    return (1 + after) / 2;
+    return damping_of(after, t->options[GAIN]);
 }
 
 static coefficients coefficients_of(const tables *t, int64_t row, double damping, double clip) {

@@ -18,7 +18,7 @@ from tam.kernels.torque import Rule
 
 KINDS = ("float32", "bfloat16", "float64")
 INSTRUCTION_SETS = ("base", "avx2", "avx512")
-LAYOUT = 2  # of the tables, as in native.c
+LAYOUT = 3  # of the tables, as in native.c
 _ADAPTIVE, _DECOUPLED, _EMA, _CORRECT, _CLIP = (1 << i for i in range(5))  # as in native.c
 
 

@@ -40,6 +40,7 @@ class Option(IntEnum):
     SIGN = 6  # -1 to maximize
     SMOOTHING = 7
     MAX_NORM = 8
+    GAIN = 9
 
 
 # Besides there is a table of the gradients (int64): the address of each row's, 0 where it has none,

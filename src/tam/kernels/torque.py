@@ -23,6 +23,7 @@ class Rule:
 
     scope: str  # "global" | "group" | "tensor"
     smoothing: float | Tensor  # gamma
+    gain: float | Tensor  # of s in the damping
     max_grad_norm: float | None
     adaptive: bool  # AdaTAM and AdaTAMW
     decoupled: bool  # AdaTAMW's weight decay
@@ -86,7 +87,7 @@ def _settle_together(rule: Rule, exchange: Exchange, sums: Tensor, alignments: l
     moved = (totals[:, PRESENT] > 0) & (sums[-1, FOUND_INF] == 0)
     s = torch.where(moved, settle(totals[:, :PRESENT], before, rule.smoothing), before)
     torch._foreach_copy_(alignments, list(s.unbind()))
-    return damping_of(s.to(sums.dtype))
+    return damping_of(s.to(sums.dtype), rule.gain)
 
 
 def _collect(exchange: Exchange, bucket: Bucket, measured: Tensor, sums: Tensor) -> None:
@@ -139,10 +140,10 @@ def settle(sums: Tensor, s: Tensor, smoothing: float | Tensor) -> Tensor:
 @overload
 def damping_of(s: float, gain: float = 1.0) -> float: ...
 @overload
-def damping_of(s: Tensor, gain: float = 1.0) -> Tensor: ...
-def damping_of(s: float | Tensor, gain: float = 1.0) -> float | Tensor:
+def damping_of(s: Tensor, gain: float | Tensor = 1.0) -> Tensor: ...
+def damping_of(s: Any, gain: Any = 1.0) -> Any:
     """Return d = (1 + clip(gain s, -1, 1)) / 2, of a number or of a tensor of them."""
-    if gain != 1:
+    if isinstance(gain, Tensor) or gain != 1:
         s = (gain * s).clamp(-1.0, 1.0) if isinstance(s, Tensor) else min(max(gain * s, -1.0), 1.0)
     return (1 + s) / 2
 
@@ -169,7 +170,7 @@ def settle_segments(ops: Arithmetic, rule: Rule, buckets: list[Bucket], sums: li
                 settled[segment] = _store(ops, alignment[:1], [s])[0]
             s = settled[segment]
             bucket.state["alignment"] = [s] * len(alignment)
-        damping.append(damping_of(s.to(bucket.device, accumulator(bucket.device))))
+        damping.append(damping_of(s.to(bucket.device, accumulator(bucket.device)), rule.gain))
     return damping
 
 

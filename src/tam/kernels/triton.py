@@ -40,6 +40,7 @@ DECAY = tl.constexpr(int(tables.Option.DECAY))
 SIGN = tl.constexpr(int(tables.Option.SIGN))
 SMOOTHING = tl.constexpr(int(tables.Option.SMOOTHING))
 MAX_NORM = tl.constexpr(int(tables.Option.MAX_NORM))
+GAIN = tl.constexpr(int(tables.Option.GAIN))
 OPTIONS = tl.constexpr(len(tables.Option))
 
 DOT = tl.constexpr(distributed.DOT)
@@ -127,6 +128,13 @@ def _finite(x):
 
 
 @triton.jit
+def _damping_of(s, gain):
+    """d, given s. A gain of 1 is the paper's rule, and changes no bit of it."""
+    s = tl.where(gain != 1, tl.minimum(tl.maximum(gain * s, -1.0), 1.0), s)
+    return (1 + s) / 2
+
+
+@triton.jit
 def _settle(segments, n_segments, segment, present, settings, mg, mm, gg, scalars):
     """s and d of one segment. scalars: d of each segment, |g|^2 of each segment, clip factor."""
     s_ptr = _cell(segments, n_segments, ALIGNMENT, segment).to(tl.pointer_type(tl.float32))
@@ -139,7 +147,7 @@ def _settle(segments, n_segments, segment, present, settings, mg, mm, gg, scalar
     taken = present & _finite(mg) & _finite(mm) & _finite(gg)
     s = tl.where(taken, smoothed, s).to(tl.float32)
     tl.store(s_ptr, s)
-    tl.store(scalars + segment, (1 + s.to(tl.float64)) / 2)
+    tl.store(scalars + segment, _damping_of(s.to(tl.float64), tl.load(settings + GAIN)))
     tl.store(scalars + n_segments + segment, gg)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
@@ -9,11 +10,14 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer, ParamsT
 
 from tam.kernels import torque
+from tam.optimizers.options import refuse_half
 from tam.optimizers.torque import TorqueOptimizer
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from typing_extensions import Self
+
+ADAMS_LR = 1e-3  # Adam's scale: the paper's AdaTAM has 1e-4
 
 
 class AdaTAM(TorqueOptimizer):
@@ -26,19 +30,24 @@ class AdaTAM(TorqueOptimizer):
 
     with d as in :class:`TAM`. m is a sum, not an average: at the same lr the settled step is about 5
     times Adam's, and without bias correction the early steps are larger still (16 times at step 1,
-    33 at 10, 6 at 1000). Coming from Adam: `bias_correction=True` and a fifth of Adam's lr.
+    33 at 10, 6 at 1000). Coming from Adam: :meth:`matching_adam` takes Adam's hyperparameters and
+    converts them (a fifth of the lr, `bias_correction=True`).
+
+    Parameters must not be float16: v would underflow.
 
     Args:
         params: parameters, named parameters or groups of either
         lr: learning rate, a float or a tensor
         betas: (beta1, beta2)
-        smoothing: gamma, of the smoothed cosine s; 1 keeps s at 0
         eps: c, added to the denominator
-        floor: epsilon, the least weight of a new gradient
         weight_decay: lambda, coupled (added to the gradient), outside the cosine; decoupled in AdaTAMW
+        smoothing: gamma, of the smoothed cosine s; 1 keeps s at 0
+        floor: epsilon, the least weight of a new gradient
         scope: what one cosine is taken over: "global" all parameters, "group" a group, "tensor" one
+        gain: factor of s in the damping; 1 is the paper's rule, 0 keeps the damping at 1/2
         ema: m <- (1 - w) m + w g with w = epsilon + d, the paper's AdaTAM2; beta1 is then unused
-        bias_correction: divide v by 1 - beta2^t, as Adam does; the paper does not
+        bias_correction: divide v by 1 - beta2^t, as Adam does; the paper does not. None is False, with a
+            warning where lr is Adam's scale (1e-3 or more) and not AdaTAM's
         max_grad_norm: clip the gradient to this norm, as clip_grad_norm_ does, within the step
         maximize: ascend
         foreach: the step over lists of tensors (True), one by one (False), or as fits best (None)
@@ -60,14 +69,15 @@ class AdaTAM(TorqueOptimizer):
         params: ParamsT,
         lr: float | Tensor = 1e-4,
         betas: tuple[float, float] = (0.9, 0.999),
-        smoothing: float = 0.9,
         eps: float = 1e-8,
-        floor: float = 1e-8,
         weight_decay: float = 0.0,
         *,
+        smoothing: float = 0.9,
+        floor: float = 1e-8,
         scope: str = "global",
+        gain: float = 1.0,
         ema: bool = False,
-        bias_correction: bool = False,
+        bias_correction: bool | None = None,
         max_grad_norm: float | None = None,
         maximize: bool = False,
         foreach: bool | None = None,
@@ -80,13 +90,14 @@ class AdaTAM(TorqueOptimizer):
         options = {
             "lr": lr,
             "betas": betas,
-            "smoothing": smoothing,
             "eps": eps,
-            "floor": floor,
             "weight_decay": weight_decay,
+            "smoothing": smoothing,
+            "floor": floor,
             "scope": scope,
+            "gain": gain,
             "ema": ema,
-            "bias_correction": bias_correction,
+            "bias_correction": False if bias_correction is None else bias_correction,
             "max_grad_norm": max_grad_norm,
             "maximize": maximize,
             "foreach": foreach,
@@ -95,6 +106,81 @@ class AdaTAM(TorqueOptimizer):
             "differentiable": differentiable,
         }
         super().__init__(params, options, shard_group, whole_tensors)
+        if bias_correction is None:
+            self._warn_of_adams_lr()
+
+    def _warn_of_adams_lr(self) -> None:
+        """Warn where the lr looks like Adam's: by name alone the two are not interchangeable."""
+        rates = [group["lr"] for group in self.param_groups]
+        known = [float(lr) for lr in rates if not isinstance(lr, Tensor) or lr.device.type == "cpu"]
+        if not known or max(known) < ADAMS_LR:
+            return
+        own, theirs = type(self).__name__, "AdamW" if self.decoupled else "Adam"
+        warnings.warn(
+            f"{own} with lr={max(known):g} takes much larger steps than {theirs} at that lr: about 5 times "
+            f"once settled, 16 to 33 times at first. {own}.matching_{theirs.lower()}(...) takes {theirs}'s "
+            "hyperparameters and converts them. If the lr is meant, pass bias_correction=False (the paper's "
+            "rule) or True",
+            UserWarning,
+            stacklevel=4 if self.decoupled else 3,
+        )
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        super().add_param_group(param_group)
+        try:
+            refuse_half(type(self).__name__, self.param_groups[-1]["params"])
+        except ValueError:
+            del self.param_groups[-1]
+            raise
+
+    def check_step(self) -> None:
+        super().check_step()
+        params = (p for group in self.param_groups for p in group["params"] if p.grad is not None)
+        refuse_half(type(self).__name__, params)
+
+    @classmethod
+    def matching_adam(
+        cls,
+        params: ParamsT,
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        amsgrad: bool = False,
+        *,
+        foreach: bool | None = None,
+        maximize: bool = False,
+        capturable: bool = False,
+        differentiable: bool = False,
+        fused: bool | None = None,
+        **options: Any,
+    ) -> Self:
+        """Return an AdaTAM whose settled step is that of `torch.optim.Adam` with these hyperparameters.
+
+        The lr is divided by 5 (for beta1 = 0.9 and s near 0), and `bias_correction` is True. Schedulers
+        made for the new optimizer must use the converted lr, too.
+
+        Args:
+            params: parameters, named parameters or groups of either; a group's own options are Adam's, too
+            lr: Adam's, as are `betas`, `eps`, `weight_decay`, `amsgrad`, `foreach`, `maximize`,
+                `capturable`, `differentiable` and `fused`, in the same order and with the same defaults
+            options: AdaTAM's own options, such as `scope` or `max_grad_norm`
+
+        Raises:
+            ValueError: if `amsgrad` is set, for which there is no rule.
+
+        Example:
+            >>> import torch, tam
+            >>> model = torch.nn.Linear(3, 1)
+            >>> optimizer = tam.AdaTAM.matching_adam(model.parameters(), lr=1e-3)
+            >>> round(optimizer.param_groups[0]["lr"], 6)
+            0.0002
+        """
+        adam = torch.optim.Adam(
+            params, lr, betas, eps, weight_decay, amsgrad,
+            foreach=foreach, maximize=maximize, capturable=capturable, differentiable=differentiable,
+        )  # fmt: skip
+        return cls.from_adam(adam, fused=fused, **options)
 
     @classmethod
     def from_adam(cls, optimizer: Optimizer, **options: Any) -> Self:
@@ -116,6 +202,7 @@ class AdaTAM(TorqueOptimizer):
         return torque.Rule(
             scope=group["scope"],
             smoothing=group["smoothing"],
+            gain=group["gain"],
             max_grad_norm=group["max_grad_norm"],
             adaptive=True,
             decoupled=self.decoupled,
@@ -128,8 +215,8 @@ class AdaTAMW(AdaTAM):
     r"""AdaTAM with decoupled weight decay.
 
     :math:`\theta \leftarrow \theta (1 - \eta \lambda)`, then :class:`AdaTAM` without decay. Coming
-    from AdamW: `bias_correction=True`, a fifth of the lr and 5 times the weight decay, since the
-    decay of a step is lr times lambda. The options are AdaTAM's.
+    from AdamW: :meth:`matching_adamw` takes AdamW's hyperparameters and converts them (a fifth of the lr,
+    5 times the weight decay, `bias_correction=True`). The options are AdaTAM's.
     """
 
     decoupled: ClassVar[bool] = True
@@ -139,14 +226,15 @@ class AdaTAMW(AdaTAM):
         params: ParamsT,
         lr: float | Tensor = 1e-4,
         betas: tuple[float, float] = (0.9, 0.999),
-        smoothing: float = 0.9,
         eps: float = 1e-8,
-        floor: float = 1e-8,
         weight_decay: float = 1e-2,
         *,
+        smoothing: float = 0.9,
+        floor: float = 1e-8,
         scope: str = "global",
+        gain: float = 1.0,
         ema: bool = False,
-        bias_correction: bool = False,
+        bias_correction: bool | None = None,
         max_grad_norm: float | None = None,
         maximize: bool = False,
         foreach: bool | None = None,
@@ -160,11 +248,12 @@ class AdaTAMW(AdaTAM):
             params,
             lr,
             betas,
-            smoothing,
             eps,
-            floor,
             weight_decay,
+            smoothing=smoothing,
+            floor=floor,
             scope=scope,
+            gain=gain,
             ema=ema,
             bias_correction=bias_correction,
             max_grad_norm=max_grad_norm,
@@ -176,3 +265,48 @@ class AdaTAMW(AdaTAM):
             shard_group=shard_group,
             whole_tensors=whole_tensors,
         )
+
+    @classmethod
+    def matching_adamw(
+        cls,
+        params: ParamsT,
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        amsgrad: bool = False,
+        *,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        fused: bool | None = None,
+        **options: Any,
+    ) -> Self:
+        """Return an AdaTAMW whose settled step is that of `torch.optim.AdamW` with these hyperparameters.
+
+        The lr is divided by 5 and the weight decay multiplied by 5 (for beta1 = 0.9 and s near 0), since a
+        step decays by lr times weight_decay. `bias_correction` is True. Schedulers made for the new
+        optimizer must use the converted lr, too.
+
+        Args:
+            params: parameters, named parameters or groups of either; a group's own options are AdamW's, too
+            lr: AdamW's, as are `betas`, `eps`, `weight_decay`, `amsgrad`, `maximize`, `foreach`,
+                `capturable`, `differentiable` and `fused`, in the same order and with the same defaults
+            options: AdaTAMW's own options, such as `scope` or `max_grad_norm`
+
+        Raises:
+            ValueError: if `amsgrad` is set, for which there is no rule.
+
+        Example:
+            >>> import torch, tam
+            >>> model = torch.nn.Linear(3, 1)
+            >>> optimizer = tam.AdaTAMW.matching_adamw(model.parameters(), lr=1e-3, weight_decay=0.1)
+            >>> round(optimizer.param_groups[0]["lr"], 6), round(optimizer.param_groups[0]["weight_decay"], 6)
+            (0.0002, 0.5)
+        """
+        adamw = torch.optim.AdamW(
+            params, lr, betas, eps, weight_decay, amsgrad,
+            foreach=foreach, maximize=maximize, capturable=capturable, differentiable=differentiable,
+        )  # fmt: skip
+        return cls.from_adam(adamw, fused=fused, **options)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from difflib import get_close_matches
 from typing import Any, ClassVar, overload
 
 import torch
@@ -70,6 +71,7 @@ class Base(Optimizer):
         if isinstance(param_group, dict):  # else torch's own complaint
             merged = {**self.defaults, **param_group}
             check_options(merged)
+            self._warn_of_near_misses(param_group)
             for name in self.shared_options:
                 if self.param_groups and merged[name] != self.param_groups[0][name]:
                     raise ValueError(
@@ -77,6 +79,20 @@ class Base(Optimizer):
                         f"{self.param_groups[0][name]!r}: {name} has one value for the whole optimizer"
                     )
         super().add_param_group(param_group)
+
+    def _warn_of_near_misses(self, param_group: dict[str, Any]) -> None:
+        """Warn once of a key that looks like a misspelled option; other keys are the users' own."""
+        for key in param_group:
+            if key in self.defaults or key in ("params", "param_names") or not isinstance(key, str):
+                continue
+            similar = get_close_matches(key, self.defaults, n=1, cutoff=0.85)
+            if similar and not any(key in group for group in self.param_groups):
+                warnings.warn(
+                    f"group {len(self.param_groups)} has a key {key!r}, which {type(self).__name__} ignores: "
+                    f"did you mean {similar[0]!r}?",
+                    UserWarning,
+                    stacklevel=4,
+                )
 
     # ------------------------------------------------------------------ the step
 

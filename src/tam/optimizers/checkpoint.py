@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 # How the step is done, and over what s is defined: the loading optimizer's own affair.
 OWN = ("scope", "foreach", "fused", "capturable", "differentiable")
+# Options that came later: a checkpoint without them was written by what they are by default.
+LATER = {"gain": 1.0}
 # Options of torch's optimizers for which the library has a rule at this value alone.
 REFUSED = {"nesterov": False, "dampening": 0, "amsgrad": False}
 
@@ -49,8 +51,10 @@ def adopt(optimizer: Base, checkpoint: dict[str, Any]) -> tuple[dict[str, Any], 
                 f"this is no optimizer's state_dict: it has no {key!r}, but {list(checkpoint)[:5]}"
             )
     _check_counts(optimizer, checkpoint["param_groups"])
-    pairs = list(zip(optimizer.param_groups, checkpoint["param_groups"], strict=True))
-    foreign = any(optimizer.mark not in saved for _, saved in pairs)
+    foreign = any(optimizer.mark not in saved for saved in checkpoint["param_groups"])
+    later = {} if foreign else {k: v for k, v in LATER.items() if k in optimizer.defaults}
+    saved_groups = [{**later, **saved} for saved in checkpoint["param_groups"]]
+    pairs = list(zip(optimizer.param_groups, saved_groups, strict=True))
     groups = [_merge(optimizer, i, own, saved, foreign) for i, (own, saved) in enumerate(pairs)]
     for name in optimizer.shared_options:
         values = [group[name] for group in groups]

@@ -1,12 +1,13 @@
-"""Checks of option values. Each raises a ValueError that names the option, its value and what is allowed."""
+"""Checks of option values. Each raises an error that names the option, its value and what is allowed."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from numbers import Real
-from typing import Any
+from typing import Any, NoReturn
 
+import torch
 from torch import Tensor
 
 Check = Callable[[str, Any], None]
@@ -14,13 +15,14 @@ Check = Callable[[str, Any], None]
 SCOPES = ("global", "group", "tensor")
 
 
-def _refuse(name: str, value: Any, allowed: str) -> None:
-    raise ValueError(f"{name}={value!r}: must be {allowed}")
+def _refuse(name: str, value: Any, allowed: str, kind: type[Exception] = ValueError) -> NoReturn:
+    shown = f'"{value}"' if isinstance(value, str) else repr(value)
+    raise kind(f"{name} must be {allowed}, got {shown}")
 
 
-def _number(name: str, value: Any, allowed: str) -> float:
+def _number(name: str, value: Any, allowed: str, kind: type[Exception] = ValueError) -> float:
     if isinstance(value, bool) or not isinstance(value, Real):
-        raise ValueError(f"{name}={value!r}: must be {allowed}")
+        _refuse(name, value, allowed, kind)
     return float(value)
 
 
@@ -41,6 +43,12 @@ def learning_rate(name: str, value: Any) -> None:
 def nonnegative(name: str, value: Any) -> None:
     allowed = "a finite number >= 0"
     if not 0 <= _number(name, value, allowed) < math.inf:
+        _refuse(name, value, allowed)
+
+
+def finite_number(name: str, value: Any) -> None:
+    allowed = "a finite number"
+    if not math.isfinite(_number(name, value, allowed, TypeError)):
         _refuse(name, value, allowed)
 
 
@@ -72,7 +80,8 @@ def optional_norm(name: str, value: Any) -> None:
 def one_of(*choices: str) -> Check:
     def check(name: str, value: Any) -> None:
         if value not in choices:
-            _refuse(name, value, "one of " + ", ".join(map(repr, choices)))
+            *others, last = [f'"{choice}"' for choice in choices]
+            _refuse(name, value, f"{', '.join(others)} or {last}")
 
     return check
 
@@ -87,6 +96,19 @@ def optional_flag(name: str, value: Any) -> None:
         flag(name, value)
 
 
+def refuse_half(name: str, params: Iterable[Tensor]) -> None:
+    """Refuse float16 parameters, in which v underflows: steps would be up to thousands of times too long.
+
+    State in float32 instead would be more memory than Adam's.
+    """
+    for p in params:
+        if p.dtype == torch.float16:
+            raise ValueError(
+                f"{name} does not support float16 parameters, got one of shape {tuple(p.shape)}: squares of "
+                "its gradients underflow. Keep parameters in float32 (with torch.autocast) or bfloat16"
+            )
+
+
 # One entry for each option any optimizer of the library has.
 CHECKS: Mapping[str, Check] = {
     "lr": learning_rate,
@@ -97,6 +119,7 @@ CHECKS: Mapping[str, Check] = {
     "floor": nonnegative,
     "weight_decay": nonnegative,
     "scope": one_of(*SCOPES),
+    "gain": finite_number,
     "ema": flag,
     "bias_correction": flag,
     "max_grad_norm": optional_norm,

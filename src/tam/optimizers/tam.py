@@ -21,21 +21,22 @@ class TAM(TorqueOptimizer):
 
     .. math::
         S_t &= \langle m_{t-1}, g_t \rangle / (|m_{t-1}| |g_t|) \\
-        s_t &= \gamma s_{t-1} + (1 - \gamma) S_t, \qquad d_t = (1 + s_t) / 2 \\
+        s_t &= \gamma s_{t-1} + (1 - \gamma) S_t, \qquad d_t = (1 + \mathrm{clip}(k s_t, -1, 1)) / 2 \\
         m_t &= \beta m_{t-1} + (\epsilon + d_t) (g_t + \lambda \theta_{t-1}) \\
         \theta_t &= \theta_{t-1} - \eta m_t
 
-    Coming from SGD with momentum: keep `momentum` and `weight_decay`, double `lr`. With
-    `smoothing=1, floor=0.5` it is torch's SGD.
+    The gain k is 1 in the paper. Coming from SGD with momentum: :meth:`matching_sgd` takes SGD's
+    hyperparameters and converts them (twice the lr). With `smoothing=1, floor=0.5` it is torch's SGD.
 
     Args:
         params: parameters, named parameters or groups of either
         lr: learning rate, a float or a tensor
         momentum: beta
+        weight_decay: lambda, coupled (added to the gradient), outside the cosine
         smoothing: gamma, of the smoothed cosine s; 1 keeps s at 0
         floor: epsilon, the least weight of a new gradient
-        weight_decay: lambda, coupled (added to the gradient), outside the cosine
         scope: what one cosine is taken over: "global" all parameters, "group" a group, "tensor" one
+        gain: factor of s in the damping; 1 is the paper's rule, 0 keeps the damping at 1/2
         max_grad_norm: clip the gradient to this norm, as clip_grad_norm_ does, within the step
         maximize: ascend
         foreach: the step over lists of tensors (True), one by one (False), or as fits best (None)
@@ -60,11 +61,12 @@ class TAM(TorqueOptimizer):
         params: ParamsT,
         lr: float | Tensor = 0.2,
         momentum: float = 0.9,
+        *,
+        weight_decay: float = 0.0,
         smoothing: float = 0.9,
         floor: float = 1e-8,
-        weight_decay: float = 0.0,
-        *,
         scope: str = "global",
+        gain: float = 1.0,
         max_grad_norm: float | None = None,
         maximize: bool = False,
         foreach: bool | None = None,
@@ -77,10 +79,11 @@ class TAM(TorqueOptimizer):
         options = {
             "lr": lr,
             "momentum": momentum,
+            "weight_decay": weight_decay,
             "smoothing": smoothing,
             "floor": floor,
-            "weight_decay": weight_decay,
             "scope": scope,
+            "gain": gain,
             "max_grad_norm": max_grad_norm,
             "maximize": maximize,
             "foreach": foreach,
@@ -89,6 +92,50 @@ class TAM(TorqueOptimizer):
             "differentiable": differentiable,
         }
         super().__init__(params, options, shard_group, whole_tensors)
+
+    @classmethod
+    def matching_sgd(
+        cls,
+        params: ParamsT,
+        lr: float | Tensor = 1e-3,
+        momentum: float = 0.0,
+        dampening: float = 0.0,
+        weight_decay: float = 0.0,
+        nesterov: bool = False,
+        *,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        differentiable: bool = False,
+        fused: bool | None = None,
+        **options: Any,
+    ) -> Self:
+        """Return a TAM whose settled step is that of `torch.optim.SGD` with these hyperparameters.
+
+        The lr is doubled, since a gradient's weight is about 1/2 once s has settled near 0. Schedulers made
+        for the new optimizer must use the doubled lr, too (`max_lr` of OneCycleLR, for example).
+
+        Args:
+            params: parameters, named parameters or groups of either; a group's own options are SGD's, too
+            lr: SGD's, as are `momentum`, `dampening`, `weight_decay`, `nesterov`, `maximize`, `foreach`,
+                `differentiable` and `fused`, in the same order and with the same defaults
+            options: TAM's own options, such as `scope` or `max_grad_norm`
+
+        Raises:
+            ValueError: if `dampening` or `nesterov` is set, for which there is no rule.
+
+        Example:
+            >>> import torch, tam
+            >>> model = torch.nn.Linear(3, 1)
+            >>> optimizer = tam.TAM.matching_sgd(model.parameters(), lr=0.1, momentum=0.9)
+            >>> optimizer.param_groups[0]["lr"]
+            0.2
+        """
+        # `fused` is ours: torch's fused SGD does not take the same tensors.
+        sgd = torch.optim.SGD(
+            params, lr, momentum, dampening, weight_decay, nesterov,
+            maximize=maximize, foreach=foreach, differentiable=differentiable,
+        )  # fmt: skip
+        return cls.from_sgd(sgd, fused=fused, **options)
 
     @classmethod
     def from_sgd(cls, optimizer: Optimizer, **options: Any) -> Self:
@@ -110,6 +157,7 @@ class TAM(TorqueOptimizer):
         return torque.Rule(
             scope=group["scope"],
             smoothing=group["smoothing"],
+            gain=group["gain"],
             max_grad_norm=group["max_grad_norm"],
             adaptive=False,
             decoupled=False,

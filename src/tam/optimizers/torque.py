@@ -17,13 +17,14 @@ from tam.kernels.arithmetic import Arithmetic
 from tam.kernels.bucket import Bucket
 from tam.kernels.fused import Fused, obstacle
 from tam.optimizers.base import Base
+from tam.optimizers.checkpoint import LATER
 
 
 class TorqueOptimizer(Base):
     """An optimizer whose gradients are damped by their agreement with the momentum."""
 
     shared_options: ClassVar[tuple[str, ...]] = (
-        *Base.shared_options, "fused", "scope", "smoothing", "max_grad_norm",
+        *Base.shared_options, "fused", "scope", "smoothing", "gain", "max_grad_norm",
     )  # fmt: skip
     mark: ClassVar[str] = "smoothing"
 
@@ -237,8 +238,8 @@ class TorqueOptimizer(Base):
 
     @property
     def damping(self) -> Tensor:
-        """d = (1 + s) / 2 of the last step, of the shape of `alignment`."""
-        return torque.damping_of(self.alignment)
+        """d of the last step, of the shape of `alignment`: (1 + s) / 2 where `gain` is 1."""
+        return torque.damping_of(self.alignment, self._shared_option("gain"))
 
     @property
     def grad_norm(self) -> Tensor:
@@ -364,6 +365,12 @@ class TorqueOptimizer(Base):
         fresh: dict[str, Any] = {"_fused": None, "_captured": [], "_exchange": None}
         kept = {name: self.__dict__[name] for name in ("_grad_norm", "_shards", "_kept", "_wide")}
         return {**super().__getstate__(), **kept, **fresh}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        for group in self.param_groups:  # a pickle may be older than some options
+            for name, value in LATER.items():
+                group.setdefault(name, value)
 
     def check_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         saved = self._saved_alignment(checkpoint)
