@@ -1,0 +1,77 @@
+"""Tensors that move, or change their layout, between two steps: on a GPU, whose allocator reuses addresses."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import tam
+from tests import moving_tensors
+from tests.helpers import ALL, PAIRS, TORQUE, WAYS
+
+IDS = [f"{cls.__name__}-{way}" for cls, way in PAIRS]
+CASES = pytest.mark.parametrize("cls, way", [(cls, WAYS[way]) for cls, way in PAIRS], ids=IDS)
+
+
+@CASES
+@pytest.mark.parametrize("kind", moving_tensors.GRADIENTS)
+def test_gradients_of_other_layouts_at_one_address(cls: type, way: dict[str, Any], kind: str) -> None:
+    moving_tensors.gradients_at_one_address(cls, way, "cuda", kind)
+
+
+@CASES
+def test_conjugated_gradients(cls: type, way: dict[str, Any]) -> None:
+    moving_tensors.conjugated_gradients(cls, way, "cuda")
+
+
+@CASES
+@pytest.mark.parametrize("kind", moving_tensors.CHANGES)
+def test_changes_between_steps(cls: type, way: dict[str, Any], kind: str) -> None:
+    moving_tensors.change_between_steps(cls, way, "cuda", kind)
+
+
+@CASES
+def test_another_dtype(cls: type, way: dict[str, Any]) -> None:
+    moving_tensors.another_dtype(cls, way, "cuda")
+
+
+@CASES
+def test_a_note_before_the_first_step(cls: type, way: dict[str, Any]) -> None:
+    moving_tensors.a_note_before_the_first_step(cls, way, "cuda")
+
+
+@pytest.mark.parametrize("cls", ALL)
+def test_a_graph_whose_backward_transposes_the_gradient(cls: type) -> None:
+    # Nobody sets addresses here: the allocator gives out the one that was freed before.
+    torch.manual_seed(0)
+    target = torch.randn(256, 256, device="cuda")
+    w = torch.nn.Parameter(torch.randn(256, 256, device="cuda"))
+    q = torch.nn.Parameter(w.detach().clone())
+    plain = {"foreach": False, **({"fused": False} if cls in TORQUE else {})}
+    for p, optimizer in ((w, cls([w], lr=1e-2)), (q, cls([q], lr=1e-2, **plain))):
+        for step in range(8):
+            optimizer.zero_grad()
+            loss = ((p.t() if step % 2 else p) * target).sum()
+            (p.grad,) = torch.autograd.grad(loss, p)
+            optimizer.step()
+    torch.testing.assert_close(w, q)
+
+
+@pytest.mark.parametrize("recorded", [torch.optim.SGD, tam.TAM])
+def test_a_recorder_sees_a_gradient_of_another_layout(recorded: type) -> None:
+    """|g| and s of a transposed gradient at the address of a plain one: from float64 sums of it."""
+    p = torch.nn.Parameter(moving_tensors.square(torch.float32, "cuda", 1))
+    optimizer = recorded([p], lr=1e-3, momentum=0.9)
+    buffer = torch.empty_like(p)
+    with tam.Recorder(optimizer, quantities=["grad_norm"]) as recorder:
+        expected = []
+        for step in range(6):
+            buffer.copy_(moving_tensors.square(torch.float32, "cuda", 100 + step))
+            p.grad = buffer.t() if step % 2 else buffer
+            p.grad = p.grad[:1].expand_as(p) if step == 4 else p.grad
+            expected.append(float(p.grad.double().norm()))
+            optimizer.step()
+    found = [float(row["grad_norm"]) for row in recorder.rows()]
+    assert found == pytest.approx(expected, rel=1e-5)
