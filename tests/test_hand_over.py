@@ -163,12 +163,12 @@ def test_adams_buffers_and_step_count(options: dict[str, Any], steps: int) -> No
     """m by (1 + s*) / (2 (1 - beta1)), or as it is with ema, and the corrections folded in."""
     first = train(make(Adam, lr=1e-3, betas=(0.9, 0.99)), steps)
     new = tam.AdaTAM.from_adam(first, alignment=0.2, **options)
-    gain = 1.0 if options.get("ema") else 1.2 / (2 * (1 - 0.9))
+    factor = 1.0 if options.get("ema") else 1.2 / (2 * (1 - 0.9))
     for p in params_of(first):
         old, state = first.state[p], new.state[p]
         assert int(state["step"]) == steps
         m_hat = old["exp_avg"] / (1 - 0.9**steps)
-        torch.testing.assert_close(state["exp_avg"], gain * m_hat, rtol=1e-12, atol=0.0)
+        torch.testing.assert_close(state["exp_avg"], factor * m_hat, rtol=1e-12, atol=0.0)
         v = old["exp_avg_sq"] / (1 if options.get("bias_correction") else 1 - 0.99**steps)
         torch.testing.assert_close(state["exp_avg_sq"], v, rtol=1e-12, atol=0.0)
 

@@ -70,7 +70,7 @@ def test_bad_input(options: dict[str, Any], name: str) -> None:
         (tam.AdaTAM, {"ema": True}, 1.0),
     ],
 )
-def test_a_steady_gradients_step_is_lr_times_the_gain(
+def test_a_steady_gradients_step_is_lr_times_the_settled_step(
     cls: type[torch.optim.Optimizer], options: dict[str, Any], expected: float
 ) -> None:
     """With s held at 0.2, the step the optimizer really takes after 300 steps on one gradient."""
@@ -87,6 +87,6 @@ def test_a_steady_gradients_step_is_lr_times_the_gain(
             optimizer.state[p]["alignment"].fill_(0.2)
     direction = p.grad.sign() if adaptive else p.grad
     moved = float(((before - p.detach()) / (lr * direction)).mean())
-    found = transfer.gain(cls, optimizer.param_groups[0], 0.2)
+    found = transfer.settled_step(cls, optimizer.param_groups[0], 0.2)
     assert found == pytest.approx(expected)
     assert moved == pytest.approx(found, rel=4e-3 if adaptive else 1e-6)

@@ -26,7 +26,7 @@ def describe(plan: Plan) -> Iterator[str]:
         if plan.lr is not None:
             yield f"    lr {_show(old['lr'])} -> {_show(new['lr'])}: as given"
         else:
-            before, after = plan.gains(i)
+            before, after = plan.settled_steps(i)
             yield f"    lr {_show(old['lr'])} -> {_show(new['lr'])}: times {before / after:.6g}"
             stays = f"{before:.6g} lr before, {after:.6g} lr after, with s* = {plan.alignment:g}"
             yield f"      so that the effective lr stays: {stays}"
@@ -62,7 +62,7 @@ def _about_buffers(plan: Plan) -> str:
     if plan.buffers == "fresh":
         return f"fresh; those of {count} parameters are left behind"
     places = range(len(plan.groups))
-    factors = [after / before for before, after in map(plan.gains, places)]
+    factors = [after / before for before, after in map(plan.settled_steps, places)]
     if plan.buffers == "keep":
         text = f"kept as they are, for {count} parameters"
         if family(plan.to) == "adam":

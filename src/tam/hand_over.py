@@ -19,7 +19,7 @@ from tam.explanation import RATES, describe
 from tam.optimizers import TAM, AdaTAM
 from tam.optimizers.checkpoint import REFUSED
 from tam.optimizers.torque import TorqueOptimizer
-from tam.transfer import check_alignment, family, gain
+from tam.transfer import check_alignment, family, settled_step
 
 BUFFERS = ("keep", "rescale", "fresh")
 WARMUP = ("warmup_steps", "warmup_step", "warmup_ratio")  # what a Warmup keeps in every group
@@ -113,10 +113,10 @@ class Plan:
         """Group i of the new optimizer, with all its options."""
         return {**_defaults(self.to), **self.options, **self.groups[i]}
 
-    def gains(self, i: int) -> tuple[float, float]:
-        """The gain of group i before and after: the lr transferred is times the one by the other."""
-        group = self.source.param_groups[i]
-        return gain(type(self.source), group, self.alignment), gain(self.to, self.view(i), self.alignment)
+    def settled_steps(self, i: int) -> tuple[float, float]:
+        """Return group i's settled step before and after; the transferred lr is times their ratio."""
+        before = settled_step(type(self.source), self.source.param_groups[i], self.alignment)
+        return before, settled_step(self.to, self.view(i), self.alignment)
 
     def build(self) -> Optimizer:
         """The new optimizer, without state."""
@@ -211,7 +211,7 @@ def _new_group(plan: Plan, i: int, known: list[str]) -> dict[str, Any]:
         if plan.lr is None or plan.buffers != "fresh":
             refuse(i, source, group)
             refuse(i, to, view)
-        ratio = gain(source, group, plan.alignment) / gain(to, view, plan.alignment)
+        ratio = settled_step(source, group, plan.alignment) / settled_step(to, view, plan.alignment)
     new["lr"] = plan.lr
     if plan.lr is None:
         new |= {k: group[k] * ratio for k in ("lr", *RATES) if k in group}
@@ -357,7 +357,7 @@ def _rescale(
     alignment: float,
 ) -> None:
     """Brings m, and Adam's v, to what the target would have where the source's step is the same."""
-    factor = gain(type(target), new, alignment) / gain(type(source), old, alignment)
+    factor = settled_step(type(target), new, alignment) / settled_step(type(source), old, alignment)
     if "momentum_buffer" in state:
         state["momentum_buffer"].mul_(factor)
         return

@@ -63,7 +63,7 @@ def family(cls: type[Optimizer]) -> str | None:
     return "adam" if issubclass(cls, (Adam, AdamW, AdaTAM)) else None
 
 
-def gain(cls: type[Optimizer], group: Mapping[str, Any], alignment: Any = 0.0) -> Any:
+def settled_step(cls: type[Optimizer], group: Mapping[str, Any], alignment: Any = 0.0) -> Any:
     """The settled step in units of lr: times the gradient ("sgd") or the normalised one ("adam").
 
     lr times this is the paper's effective learning rate. `alignment` is s, a number or a tensor.

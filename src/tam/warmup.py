@@ -201,8 +201,8 @@ class Warmup(Optimizer):
         """The second optimizer's lr by the first one's, for each group."""
         if isinstance(self.then, type):
             planned = self._plan(self.then)
-            gains = map(planned.gains, range(len(planned.groups)))
-            return [before / after for before, after in gains]
+            steps = map(planned.settled_steps, range(len(planned.groups)))
+            return [before / after for before, after in steps]
         rates = [(float(a["lr"]), float(b["lr"])) for a, b in _pairs(self.first, second)]
         for i, (ours, _) in enumerate(rates):
             if ours == 0:

@@ -15,7 +15,7 @@ from tam.optimizers import AngularGrad
 from tam.optimizers.torque import TorqueOptimizer
 from tam.recording.measure import NORMS
 from tam.recording.ring import Block, Mark
-from tam.transfer import family, gain
+from tam.transfer import family, settled_step
 from tam.warmup import Warmup
 
 QUANTITIES = (
@@ -117,7 +117,7 @@ def derive(
     if quantity == "update_ratio":
         return _root(update / theta) if theta else math.nan
     return _one([
-        lr * gain(cls, options, _of_group(s, i, [size for size, _ in mark.groups]))
+        lr * settled_step(cls, options, _of_group(s, i, [size for size, _ in mark.groups]))
         for i, (lr, (_, options)) in enumerate(zip(rates, mark.groups, strict=True))
     ])  # fmt: skip
 
