@@ -373,7 +373,7 @@ def test_coupled_and_decoupled_decay_do_not_become_each_other_silently() -> None
     "change, error, message",
     [
         ({"buffers": "rescaled"}, ValueError, "buffers='rescaled': must be one of"),
-        ({"alignment": -1.0}, ValueError, "alignment=-1.0"),
+        ({"alignment": -1.0}, ValueError, r"alignment must be a number in \(-1, 1\]"),
         ({"to": "tam"}, TypeError, "to must be an optimizer class"),
         ({"optimizer": SGD}, TypeError, "optimizer must be"),
         ({"smoothness": 0.5}, TypeError, "TAM has no option 'smoothness'"),

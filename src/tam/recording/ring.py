@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from tam.kernels.arithmetic import accumulator
 
-_STEP_OPTIONS = ("momentum", "betas", "floor", "ema")  # what a settled step depends on besides lr and s
+_STEP_OPTIONS = ("momentum", "betas", "floor", "gain", "ema")  # what d and a settled step depend on
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Mark:
 
     step: int
     rates: list[float]  # lr of each group; nan where it lies on the device, and in the row
-    groups: list[tuple[int, dict[str, Any]]]  # the number of its parameters, what a settled step depends on
+    groups: list[tuple[int, dict[str, Any]]]  # the number of its parameters, and _STEP_OPTIONS
 
 
 @dataclass
