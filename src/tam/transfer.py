@@ -79,3 +79,20 @@ def settled_step(cls: type[Optimizer], group: Mapping[str, Any], alignment: Any 
     if issubclass(cls, AdaTAM) and not group["ema"]:
         return weight / (1 - group["betas"][0])
     return 1.0  # the momentum is an average
+
+
+def settled_steps(
+    before: tuple[type[Optimizer], Mapping[str, Any]],
+    after: tuple[type[Optimizer], Mapping[str, Any]],
+    alignment: float,
+) -> tuple[float, float]:
+    """Return the settled steps of a group before and after; raise if one is 0, which has no ratio."""
+    steps = []
+    for cls, group in (before, after):
+        steps.append(settled_step(cls, group, alignment))
+        if steps[-1] == 0:
+            raise ValueError(
+                f"alignment={alignment:g} with gain={group['gain']:g} gives {cls.__name__} d = 0, no step: "
+                "gain times alignment must be above -1"
+            )
+    return steps[0], steps[1]

@@ -51,11 +51,11 @@ class Warmup(Optimizer):
         alignment: float = 0.0,
     ) -> None:
         if not isinstance(first, Optimizer) or isinstance(first, Warmup):
-            raise TypeError(f"first must be an optimizer, and no Warmup, not a {type(first).__name__}")
+            raise TypeError(f"first must be an optimizer and no Warmup, got a {type(first).__name__}")
         if not callable(then):
-            raise TypeError(f"then must be an optimizer class or a function that makes one, not {then!r}")
+            raise TypeError(f"then must be an optimizer class or a function that makes one, got {then!r}")
         if isinstance(steps, bool) or not isinstance(steps, int) or steps <= 0:
-            raise ValueError(f"steps={steps!r}: must be a whole number > 0")
+            raise ValueError(f"steps must be a whole number above 0, got {steps!r}")
         super().__init__(first.param_groups, first.defaults)
         self.first, self.then, self.buffers = first, then, buffers
         self.alignment = check_alignment(alignment)
@@ -66,8 +66,8 @@ class Warmup(Optimizer):
         tell_shards(first, shards_of(second))
         if choose_buffers(type(first), type(second), buffers) != "fresh":
             for i, (ours, theirs) in enumerate(_pairs(first, second)):
-                refuse(i, type(first), ours)
-                refuse(i, type(second), theirs)
+                refuse(i, type(first), ours, 'set first.{setting}, or give buffers="fresh"')
+                refuse(i, type(second), theirs, 'make it with {name}={harmless!r}, or give buffers="fresh"')
         self._kinds = [_kind(first), _kind(second)]
         for group, ratio in zip(first.param_groups, self._ratios(second), strict=True):
             group |= {STEPS: steps, TAKEN: 0, RATIO: ratio}
@@ -185,7 +185,7 @@ class Warmup(Optimizer):
             return self._plan(self.then).build()
         second = self.then([_bare(group) for group in self.first.param_groups])
         if not isinstance(second, Optimizer):
-            raise TypeError(f"then must make an optimizer, but made a {type(second).__name__}")
+            raise TypeError(f"then must make an optimizer, got a {type(second).__name__}")
         _check_same_parameters(self.first, second)
         tell_shards(second, shards_of(self.first))
         return second
@@ -195,14 +195,15 @@ class Warmup(Optimizer):
             return plan(self.first, then, buffers=self.buffers, alignment=self.alignment, options={})
         except NoRuleError as error:
             remedy = f"give `then` as a function, lambda groups: {then.__name__}(groups, lr=...)"
+            if error.setting:
+                remedy = f'set first.{error.setting}, or {remedy}, with buffers="fresh"'
             raise ValueError(f"{error.reason}: {remedy}") from None
 
     def _ratios(self, second: Optimizer) -> list[float]:
         """The second optimizer's lr by the first one's, for each group."""
         if isinstance(self.then, type):
             planned = self._plan(self.then)
-            steps = map(planned.settled_steps, range(len(planned.groups)))
-            return [before / after for before, after in steps]
+            return [planned.factor(i) for i in range(len(planned.groups))]
         rates = [(float(a["lr"]), float(b["lr"])) for a, b in _pairs(self.first, second)]
         for i, (ours, _) in enumerate(rates):
             if ours == 0:
