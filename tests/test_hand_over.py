@@ -163,12 +163,12 @@ def test_adams_buffers_and_step_count(options: dict[str, Any], steps: int) -> No
     """m by (1 + s*) / (2 (1 - beta1)), or as it is with ema, and the corrections folded in."""
     first = train(make(Adam, lr=1e-3, betas=(0.9, 0.99)), steps)
     new = tam.AdaTAM.from_adam(first, alignment=0.2, **options)
-    gain = 1.0 if options.get("ema") else 1.2 / (2 * (1 - 0.9))
+    factor = 1.0 if options.get("ema") else 1.2 / (2 * (1 - 0.9))
     for p in params_of(first):
         old, state = first.state[p], new.state[p]
         assert int(state["step"]) == steps
         m_hat = old["exp_avg"] / (1 - 0.9**steps)
-        torch.testing.assert_close(state["exp_avg"], gain * m_hat, rtol=1e-12, atol=0.0)
+        torch.testing.assert_close(state["exp_avg"], factor * m_hat, rtol=1e-12, atol=0.0)
         v = old["exp_avg_sq"] / (1 if options.get("bias_correction") else 1 - 0.99**steps)
         torch.testing.assert_close(state["exp_avg_sq"], v, rtol=1e-12, atol=0.0)
 
@@ -239,7 +239,7 @@ def test_a_given_lr_keeps_the_decay_of_a_step() -> None:
         group = tam.handover(first, tam.AdaTAMW, lr=lr, foreach=False).param_groups[0]
         assert group["weight_decay"] == pytest.approx(decay)
     meta = torch.tensor(1e-3, device="meta")
-    with pytest.raises(ValueError, match="weight_decay cannot go with it: give weight_decay="):
+    with pytest.raises(ValueError, match=r"neither weight_decay nor .*: give weight_decay="):
         tam.handover(first, tam.AdaTAMW, lr=meta)
 
 
@@ -288,7 +288,7 @@ def test_groups_are_carried_with_their_names_and_what_schedulers_and_users_put_t
     ]
     first = SGD(groups, momentum=0.9, weight_decay=1e-3, foreach=False)
     torch.optim.lr_scheduler.StepLR(first, 1)
-    new = tam.TAM.from_sgd(first)
+    new = tam.TAM.from_sgd(first, scheduler=[])
     left, right = new.param_groups
     assert (left["lr"], left["initial_lr"], left["momentum"], left["name"]) == (0.2, 0.2, 0.9, "body")
     assert (right["lr"], right["initial_lr"], right["momentum"], right["maximize"]) == (0.8, 0.8, 0.5, True)
@@ -327,7 +327,7 @@ def test_pairs_that_share_nothing_start_fresh_and_need_lr() -> None:
         tam.handover(first, Adam)
     new = tam.handover(first, Adam, lr=1e-3)
     assert not new.state and new.param_groups[0]["lr"] == 1e-3
-    with pytest.raises(ValueError, match="buffers='keep': TAM and Adam share no buffers"):
+    with pytest.raises(ValueError, match=r'buffers must be "fresh" from TAM to Adam, .*got "keep"'):
         tam.handover(first, Adam, lr=1e-3, buffers="keep")
     with pytest.raises(ValueError, match="no rule gives the lr of TAM from that of RMSprop"):
         tam.handover(make(RMSprop), tam.TAM)
@@ -348,7 +348,42 @@ def test_what_has_no_rule_is_refused_by_name(
 ) -> None:
     with pytest.raises(ValueError, match=name):
         tam.handover(build(), to)
-    assert not tam.handover(build(), to, lr=0.1, buffers="fresh").state  # nothing is transferred
+
+
+@pytest.mark.parametrize(
+    "cls, to, option, harmless",
+    [
+        (SGD, tam.TAM, {"nesterov": True}, False),
+        (SGD, tam.TAM, {"dampening": 0.5}, 0),
+        (Adam, tam.AdaTAM, {"amsgrad": True}, False),
+    ],
+)
+def test_the_ways_out_that_the_message_names_work(
+    cls: type[Optimizer], to: type[Optimizer], option: dict[str, Any], harmless: Any
+) -> None:
+    ((name, _),) = option.items()
+    first = train(make(cls, **option), 3)
+    setting = (
+        rf'set optimizer\.param_groups\[0\]\["{name}"\] = {harmless}, or give lr=... and buffers="fresh"'
+    )
+    with pytest.raises(ValueError, match=setting):
+        tam.handover(first, to)
+    fresh = tam.handover(first, to, lr=0.1, buffers="fresh")
+    assert not fresh.state and fresh.param_groups[0]["lr"] == 0.1
+    first.param_groups[0][name] = harmless
+    new = train(tam.handover(first, to), 1)
+    assert len(new.state) == len(SHAPES) and type(new) is to
+
+
+def test_the_alignment_of_a_hand_over_goes_by_the_gain() -> None:
+    """d = (1 + clip(gain s*, -1, 1)) / 2 of the new gradient, which SGD's lr has to make up for."""
+    first = make(tam.TAM)
+    first.param_groups[0]["gain"] = 3.0
+    assert tam.handover(first, SGD, alignment=0.2).param_groups[0]["lr"] == pytest.approx(0.008)
+    assert tam.handover(first, SGD, alignment=0.5).param_groups[0]["lr"] == pytest.approx(0.01)
+    with pytest.raises(ValueError, match=r"alignment=-0.5 with gain=3 gives TAM d = 0.*above -1"):
+        tam.handover(first, SGD, alignment=-0.5)
+    assert tam.handover(first, SGD, alignment=-0.5, lr=0.1).param_groups[0]["lr"] == 0.1
 
 
 def test_refused_in_the_new_optimizer_too() -> None:
@@ -372,13 +407,13 @@ def test_coupled_and_decoupled_decay_do_not_become_each_other_silently() -> None
 @pytest.mark.parametrize(
     "change, error, message",
     [
-        ({"buffers": "rescaled"}, ValueError, "buffers='rescaled': must be one of"),
-        ({"alignment": -1.0}, ValueError, "alignment=-1.0"),
-        ({"to": "tam"}, TypeError, "to must be an optimizer class"),
+        ({"buffers": "rescaled"}, ValueError, 'buffers must be "keep", "rescale" or "fresh", got "rescaled"'),
+        ({"alignment": -1.0}, ValueError, r"alignment must be a number in \(-1, 1\]"),
+        ({"to": "tam"}, TypeError, "to must be an optimizer class, got 'tam'"),
         ({"optimizer": SGD}, TypeError, "optimizer must be"),
-        ({"smoothness": 0.5}, TypeError, "TAM has no option 'smoothness'"),
-        ({"smoothing": 2.0}, ValueError, "smoothing=2.0"),
-        ({"lr": -1.0}, ValueError, "lr=-1.0"),
+        ({"smoothness": 0.5}, TypeError, r"options must be those of TAM \(.*smoothing.*\), got smoothness="),
+        ({"smoothing": 2.0}, ValueError, "smoothing.*2.0"),
+        ({"lr": -1.0}, ValueError, "lr.*-1.0"),
     ],
 )
 def test_bad_input(change: dict[str, Any], error: type[Exception], message: str) -> None:
@@ -431,7 +466,7 @@ def test_the_plan_says_that_a_momentum_is_lacking(capsys: pytest.CaptureFixture[
 def test_a_given_lr_is_what_the_next_scheduler_starts_from() -> None:
     first = make(tam.TAM, lr=0.2)
     torch.optim.lr_scheduler.LambdaLR(first, lambda t: 0.5)
-    new = tam.handover(first, Adam, lr=1e-3)
+    new = tam.handover(first, Adam, lr=1e-3, scheduler=[])
     torch.optim.lr_scheduler.LambdaLR(new, lambda t: 1.0)
     assert new.param_groups[0]["lr"] == 1e-3
 

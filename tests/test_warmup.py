@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -334,21 +335,25 @@ def test_parameters_without_gradients_and_first_gradients_after_the_switch() -> 
 @pytest.mark.parametrize(
     "change, error, message",
     [
-        ({"steps": 0}, ValueError, "steps=0: must be a whole number > 0"),
-        ({"steps": -3}, ValueError, "steps=-3"),
-        ({"steps": 2.5}, ValueError, "steps=2.5"),
-        ({"steps": True}, ValueError, "steps=True"),
+        ({"steps": 0}, ValueError, "steps must be a whole number above 0, got 0"),
+        ({"steps": -3}, ValueError, "steps .* got -3"),
+        ({"steps": 2.5}, ValueError, "steps .* got 2.5"),
+        ({"steps": True}, ValueError, "steps .* got True"),
         ({"first": SGD}, TypeError, "first must be an optimizer"),
         ({"then": 3}, TypeError, "then must be an optimizer class or a function"),
         ({"then": Adam}, ValueError, r"no rule gives the lr of Adam.*lambda groups: Adam\(groups, lr=...\)"),
-        ({"then": lambda groups: 3}, TypeError, "then must make an optimizer, but made a int"),
+        ({"then": lambda groups: 3}, TypeError, "then must make an optimizer, got a int"),
         (
             {"then": lambda groups: SGD(groups[0]["params"][:1], lr=1)},
             ValueError,
             "must have the parameters it is given",
         ),
-        ({"buffers": "kept"}, ValueError, "buffers='kept'"),
-        ({"then": lambda groups: Adam(groups), "buffers": "keep"}, ValueError, "share no buffers"),
+        ({"buffers": "kept"}, ValueError, 'buffers must be .* got "kept"'),
+        (
+            {"then": lambda groups: Adam(groups), "buffers": "keep"},
+            ValueError,
+            'buffers must be "fresh" from TAM to Adam',
+        ),
     ],
 )
 def test_bad_input(change: dict[str, Any], error: type[Exception], message: str) -> None:
@@ -433,9 +438,93 @@ def test_a_first_lr_of_zero_has_no_multiples() -> None:
         tam.Warmup(tam.TAM(parameters(SHAPES), lr=0.0), lambda groups: Adam(groups, lr=1e-3), 3)
 
 
-def test_nesterov_is_refused_before_the_training_begins() -> None:
-    with pytest.raises(ValueError, match="nesterov=True"):
-        tam.Warmup(SGD(parameters(SHAPES), lr=0.1, momentum=0.9, nesterov=True), tam.TAM, 3)
+def test_nesterov_is_refused_before_the_training_begins_and_the_ways_out_work() -> None:
+    first = SGD(parameters(SHAPES), lr=0.1, momentum=0.9, nesterov=True)
+    then = lambda groups: tam.TAM(groups, lr=0.2)  # noqa: E731
+    ways_out = r'set first\.param_groups\[0\]\["nesterov"\] = False, or give'
+    with pytest.raises(ValueError, match=rf'nesterov=True.*: {ways_out} .*function.*buffers="fresh"'):
+        tam.Warmup(first, tam.TAM, 3)
+    with pytest.raises(ValueError, match=rf'nesterov=True.*: {ways_out} buffers="fresh"'):
+        tam.Warmup(first, then, 3)
+    assert train(tam.Warmup(first, then, 3, buffers="fresh"), 4)
+    first = SGD(parameters(SHAPES), lr=0.1, momentum=0.9, nesterov=True)
+    first.param_groups[0]["nesterov"] = False
+    assert train(tam.Warmup(first, tam.TAM, 3), 4)
+
+
+# ---------------------------------------------------------------------- readings
+
+
+@pytest.mark.parametrize("pair", [tam_to_sgd, adamw_to_adatamw, adatam_to_adam])
+def test_the_readings_are_those_of_the_optimizer_at_work(pair: Callable[[], tam.Warmup]) -> None:
+    warmup = pair()
+    seen = []
+    for t in range(SWITCH + 2):
+        train(warmup, 1, start=t)
+        active = warmup.optimizer
+        seen.append(isinstance(active, (tam.TAM, tam.AdaTAM)))
+        for name in ("alignment", "damping", "grad_norm"):
+            assert hasattr(warmup, name) == seen[-1]
+            if seen[-1]:
+                assert torch.equal(getattr(warmup, name), getattr(active, name))
+            else:
+                with pytest.raises(
+                    AttributeError, match=f"no {name} now: {type(active).__name__} is at work"
+                ):
+                    getattr(warmup, name)
+    assert set(seen) == {True, False}
+
+
+@pytest.mark.parametrize("copier", [copy.deepcopy, lambda w: torch.load(_saved(w), weights_only=False)])
+def test_copies_keep_the_given_s(copier: Callable[[tam.Warmup], tam.Warmup]) -> None:
+    warmup = train(tam_to_sgd(buffers="rescale", alignment=0.5), 2)
+    twin = copier(warmup)
+    assert torch.equal(twin.alignment, warmup.alignment)
+    assert_same(train(twin, 7, start=2), train(warmup, 7, start=2))
+    assert twin.optimizer.param_groups[0]["lr"] == pytest.approx(0.75 * 0.02)
+
+
+def test_a_pickle_from_when_alignment_was_the_given_s() -> None:
+    warmup = train(tam_to_sgd(buffers="rescale", alignment=0.5), 2)
+    state = warmup.__getstate__()
+    state["alignment"] = state.pop("settled_alignment")
+    old = tam.Warmup.__new__(tam.Warmup)
+    old.__setstate__(state)
+    assert torch.equal(old.alignment, warmup.alignment)
+    assert_same(train(copy.deepcopy(old), 7, start=2), train(copy.deepcopy(warmup), 7, start=2))
+
+
+def test_repr_names_the_optimizer_at_work_and_the_steps_left() -> None:
+    warmup = tam_to_sgd()
+    for t in range(SWITCH):
+        assert repr(warmup).startswith(f"Warmup (TAM at work, {SWITCH - t} of {SWITCH} warm-up steps left\n")
+        train(warmup, 1, start=t)
+    train(warmup, 2)
+    assert repr(warmup).startswith(
+        f"Warmup (SGD at work, 0 of {SWITCH} warm-up steps left\nParameter Group 0"
+    )
+
+
+# ---------------------------------------------------------------------- schedulers
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+def test_its_own_switch_warns_of_no_scheduler(pair: Callable[[], tam.Warmup]) -> None:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message="a scheduler sets")
+        warmup = pair()
+        scheduler = LambdaLR(warmup, lambda t: 0.9**t)
+        for t in range(SWITCH + 2):
+            train(warmup, 1, start=t)
+            scheduler.step()
+
+
+def test_a_scheduler_of_the_first_optimizer_is_warned_of() -> None:
+    """It would go on with the first one after the switch."""
+    first = tam.TAM(parameters(SHAPES))
+    LambdaLR(first, lambda t: 0.9**t)
+    with pytest.warns(UserWarning, match="make the scheduler on the Warmup"):
+        tam.Warmup(first, SGD, 3)
 
 
 def test_it_can_switch_before_its_time() -> None:

@@ -9,16 +9,15 @@ from torch.optim import Optimizer
 
 from tam.optimizers.checkpoint import REFUSED
 from tam.optimizers.torque import TorqueOptimizer
+from tam.schedulers import RATES, cycled_option, is_held
 from tam.transfer import family
 
 if TYPE_CHECKING:
     from tam.hand_over import Plan
 
-RATES = ("initial_lr", "max_lr", "min_lr")  # what schedulers put into a group beside lr, in units of lr
-
 
 def describe(plan: Plan) -> Iterator[str]:
-    """The lines of an explanation."""
+    """Yield the lines of an explanation."""
     source, to = type(plan.source), plan.to
     yield f"{source.__name__} -> {to.__name__}"
     for i, (old, new) in enumerate(zip(plan.source.param_groups, plan.groups, strict=True)):
@@ -26,7 +25,7 @@ def describe(plan: Plan) -> Iterator[str]:
         if plan.lr is not None:
             yield f"    lr {_show(old['lr'])} -> {_show(new['lr'])}: as given"
         else:
-            before, after = plan.gains(i)
+            before, after = plan.settled_steps(i)
             yield f"    lr {_show(old['lr'])} -> {_show(new['lr'])}: times {before / after:.6g}"
             stays = f"{before:.6g} lr before, {after:.6g} lr after, with s* = {plan.alignment:g}"
             yield f"      so that the effective lr stays: {stays}"
@@ -36,6 +35,14 @@ def describe(plan: Plan) -> Iterator[str]:
         same = isinstance(plan.source, TorqueOptimizer) and plan.buffers != "fresh"
         same = same and plan.source.param_groups[0]["scope"] == plan.view(0)["scope"]
         yield f"  alignment: {'carried' if same else f'starts at {plan.alignment:g}'}"
+    if plan.schedulers:
+        names = ", ".join(type(scheduler).__name__ for scheduler, _ in plan.schedulers)
+        factors = _list([plan.factor(i) for i in range(len(plan.groups))])
+        yield f"  scheduler: {names} re-attached; its values in units of lr times {factors}"
+        if plan.lr is None and any(cycled_option(scheduler) == "betas" for scheduler, _ in plan.schedulers):
+            yield "    it cycles beta1; the factor stays that of beta1 as it is now"
+    elif is_held(plan.source):
+        yield "  scheduler: stays behind, so the new lr does not change; give scheduler= to re-attach it"
     yield from (f"  {note}" for note in plan.notes)
 
 
@@ -61,14 +68,15 @@ def _about_buffers(plan: Plan) -> str:
     count = sum(1 for state in plan.source.state.values() if any(v is not None for v in state.values()))
     if plan.buffers == "fresh":
         return f"fresh; those of {count} parameters are left behind"
-    places = range(len(plan.groups))
-    factors = [after / before for before, after in map(plan.gains, places)]
     if plan.buffers == "keep":
         text = f"kept as they are, for {count} parameters"
         if family(plan.to) == "adam":
             return f"{text}; the step does not continue"
         if plan.lr is not None:
             return text
+    places = range(len(plan.groups))
+    factors = [after / before for before, after in map(plan.settled_steps, places)]
+    if plan.buffers == "keep":
         # m was settled under the old weights: beta m + w g, in units of the settled momentum to come
         betas = [plan.view(i)["momentum"] for i in places]
         steps = [beta / f + (1 - beta) for f, beta in zip(factors, betas, strict=True)]

@@ -1,25 +1,28 @@
 """Another optimizer on the same parameters, which goes on where the first one stopped.
 
-`plan` decides everything from options alone and touches nothing; `carry` moves the buffers. Nothing is
-read from the device.
+`plan` decides everything from options alone and touches nothing; `carry` moves the buffers, and schedulers
+are re-attached last. Nothing is read from the device.
 """
 
 from __future__ import annotations
 
 import inspect
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from tam.distributed import shards_of, tell_shards
-from tam.explanation import RATES, describe
+from tam.explanation import describe
 from tam.optimizers import TAM, AdaTAM
 from tam.optimizers.checkpoint import REFUSED
 from tam.optimizers.torque import TorqueOptimizer
-from tam.transfer import check_alignment, family, gain
+from tam.schedulers import RATES, convert_schedulers, find_schedulers, reattach, warn_if_held
+from tam.transfer import check_alignment, family, settled_steps
 
 BUFFERS = ("keep", "rescale", "fresh")
 WARMUP = ("warmup_steps", "warmup_step", "warmup_ratio")  # what a Warmup keeps in every group
@@ -38,15 +41,16 @@ def handover(
     buffers: str | None = None,
     lr: float | Tensor | None = None,
     alignment: float = 0.0,
+    scheduler: LRScheduler | Sequence[LRScheduler] | None = None,
     verbose: bool = False,
     **options: Any,
 ) -> Optimizer:
     """An optimizer of class `to` on the same parameters, with the first one's groups and buffers.
 
     lr, and with it decoupled weight decay, is transferred so that the effective learning rate stays:
-    lr / (1 - momentum) for SGD, lr (1 + s*) / (2 (1 - momentum)) for TAM, lr for Adam(W),
-    lr (1 + s*) / (2 (1 - beta1)) for AdaTAM(W) (lr with `ema=True`). The first optimizer stays as it
-    is; drop it to free its buffers.
+    lr / (1 - momentum) for SGD, lr d* / (1 - momentum) for TAM, lr for Adam(W), lr d* / (1 - beta1) for
+    AdaTAM(W) (lr with `ema=True`), where d* = (1 + clip(gain s*, -1, 1)) / 2. The first optimizer stays
+    as it is; drop it to free its buffers.
 
     Args:
         optimizer: torch's SGD, Adam or AdamW, or TAM, AdaTAM, AdaTAMW
@@ -58,17 +62,26 @@ def handover(
         lr: the lr of all groups, instead of the transferred one; needed where there is no rule. Decoupled
             weight decay goes with it, so that lr times weight_decay stays
         alignment: s*, the alignment TAM or AdaTAM is taken to have or starts with
+        scheduler: the first optimizer's scheduler (one of torch's, or a list of them) to re-attach in place.
+            It goes on with the new optimizer: every lr to come is what it would have been, times the factor
+            by which lr changes. Without it, a scheduler is left behind with a warning; an empty list says
+            that you make a new one
         verbose: print what `explain_handover` prints
         options: of the new optimizer, before those carried over
 
     Where Adam has not taken a step yet, or its buffers are left behind, there is no correction to fold in,
     and AdaTAM(W) gets `bias_correction=True` unless it is given.
     """
-    planned = plan(optimizer, to, buffers=buffers, lr=lr, alignment=alignment, options=options)
+    planned = plan(
+        optimizer, to, buffers=buffers, lr=lr, alignment=alignment, scheduler=scheduler, options=options
+    )
     if verbose:
         print(planned)
     new = planned.build()
     carry(optimizer, new, planned.buffers, alignment=planned.alignment)
+    reattach(planned.schedulers, optimizer, new)
+    if scheduler is None:
+        warn_if_held(optimizer, to)
     return new
 
 
@@ -79,21 +92,27 @@ def explain_handover(
     buffers: str | None = None,
     lr: float | Tensor | None = None,
     alignment: float = 0.0,
+    scheduler: LRScheduler | Sequence[LRScheduler] | None = None,
     **options: Any,
 ) -> None:
-    """Prints what `handover` would do, and why; nothing is changed."""
-    print(plan(optimizer, to, buffers=buffers, lr=lr, alignment=alignment, options=options))
+    """Print what `handover` would do, and why; nothing is changed."""
+    print(
+        plan(optimizer, to, buffers=buffers, lr=lr, alignment=alignment, scheduler=scheduler, options=options)
+    )
 
 
 # ---------------------------------------------------------------------- the plan
 
 
 class NoRuleError(ValueError):
-    """There is no rule for this, but there is a way out."""
+    """There is no rule for this, but there is a way out.
 
-    def __init__(self, reason: str, remedy: str) -> None:
+    `setting` is the assignment to the first optimizer that would give a rule, where there is one.
+    """
+
+    def __init__(self, reason: str, remedy: str, setting: str = "") -> None:
         super().__init__(f"{reason}: {remedy}")
-        self.reason = reason
+        self.reason, self.setting = reason, setting
 
 
 @dataclass(frozen=True)
@@ -106,17 +125,35 @@ class Plan:
     alignment: float
     lr: float | Tensor | None  # as it was given
     options: dict[str, Any]  # of the new optimizer
-    groups: list[dict[str, Any]]  # with parameters and all options carried over
     notes: list[str]
+    groups: list[dict[str, Any]] = field(default_factory=list)  # with parameters and all options carried over
+    # The schedulers to re-attach, with what they keep in units of lr, converted.
+    schedulers: list[tuple[LRScheduler, dict[str, Any]]] = field(default_factory=list)
 
     def view(self, i: int) -> dict[str, Any]:
         """Group i of the new optimizer, with all its options."""
         return {**_defaults(self.to), **self.options, **self.groups[i]}
 
-    def gains(self, i: int) -> tuple[float, float]:
-        """The gain of group i before and after: the lr transferred is times the one by the other."""
+    def settled_steps(self, i: int) -> tuple[float, float]:
+        """Return group i's settled step before and after; the transferred lr is times their ratio."""
+        source, group = type(self.source), self.source.param_groups[i]
+        return settled_steps((source, group), (self.to, self.view(i)), self.alignment)
+
+    def factor(self, i: int) -> float:
+        """Return what the lr of group i, and everything in units of it, is multiplied by."""
+        if self.lr is None:
+            before, after = self.settled_steps(i)
+            return before / after
         group = self.source.param_groups[i]
-        return gain(type(self.source), group, self.alignment), gain(self.to, self.view(i), self.alignment)
+        if any(isinstance(x, Tensor) and x.device.type != "cpu" for x in (self.lr, group["lr"])):
+            raise NoRuleError(
+                f"group {i}: lr lies on a device and is not read, so neither weight_decay nor a scheduler "
+                "can go with a given one",
+                "give weight_decay=, and make a new scheduler",
+            )
+        # Where a scheduler has brought lr to 0, the given one takes the place of the lr it started from.
+        base = float(group["lr"]) or float(group.get("initial_lr", 0.0))
+        return float(self.lr) / base if base else 0.0
 
     def build(self) -> Optimizer:
         """The new optimizer, without state."""
@@ -135,13 +172,14 @@ def plan(
     buffers: str | None = None,
     lr: float | Tensor | None = None,
     alignment: float = 0.0,
+    scheduler: LRScheduler | Sequence[LRScheduler] | None = None,
     options: dict[str, Any],
 ) -> Plan:
-    """Decides a hand-over; raises NoRuleError where there is no rule for it."""
+    """Decide a hand-over; raise NoRuleError where there is no rule for it."""
     if not isinstance(optimizer, Optimizer):
-        raise TypeError(f"optimizer must be a torch.optim.Optimizer, not a {type(optimizer).__name__}")
+        raise TypeError(f"optimizer must be a torch.optim.Optimizer, got a {type(optimizer).__name__}")
     if not (isinstance(to, type) and issubclass(to, Optimizer)):
-        raise TypeError(f"to must be an optimizer class, not {to!r}")
+        raise TypeError(f"to must be an optimizer class, got {to!r}")
     source = type(optimizer)
     if isinstance(getattr(optimizer, "optimizer", None), Optimizer):
         raise TypeError(f"{source.__name__} wraps another optimizer: hand over its `.optimizer`")
@@ -152,11 +190,18 @@ def plan(
     known = _parameters(to)
     unknown = [name for name in options if name not in known]
     if unknown:
-        raise TypeError(f"{to.__name__} has no option {unknown[0]!r}; it has {', '.join(known)}")
+        raise TypeError(f"options must be those of {to.__name__} ({', '.join(known)}), got {unknown[0]}=")
     notes: list[str] = []
     options = _complete(optimizer, to, buffers, options, notes)
-    found = Plan(optimizer, to, buffers, alignment, lr, options, [], notes)
-    found.groups.extend(_new_group(found, i, known) for i in range(len(optimizer.param_groups)))
+    found = Plan(optimizer, to, buffers, alignment, lr, options, notes)
+    schedulers = [] if scheduler is None else find_schedulers(scheduler, optimizer)
+    for i in range(len(optimizer.param_groups)):
+        found.groups.append(_carried_options(found, i, known))
+        _convert(found, i, known, rescheduled=bool(schedulers))
+    if schedulers:
+        places = range(len(found.groups))
+        factors, views = [found.factor(i) for i in places], [found.view(i) for i in places]
+        found.schedulers.extend(convert_schedulers(schedulers, factors, optimizer.param_groups, views))
     # A group that is added later has the options of the first.
     found.options.update({k: v for k, v in found.groups[0].items() if k in known and k not in options})
     return found
@@ -172,11 +217,13 @@ def _complete(
             "shard_group": optimizer.shard_group,
             "whole_tensors": optimizer._shards.whole_tensors,
         } | options
-    if "bias_correction" not in options and isinstance(optimizer, (Adam, AdamW)) and issubclass(to, AdaTAM):
+    chosen = "bias_correction" in options or "bias_correction" not in _parameters(to)
+    if not chosen and isinstance(optimizer, (Adam, AdamW)) and issubclass(to, AdaTAM):
         if buffers == "fresh" or not any(optimizer.state.values()):
             options["bias_correction"] = True
             notes.append("bias_correction=True: there are no corrections of Adam's to fold in")
         else:
+            options["bias_correction"] = False
             notes.append(
                 "without bias_correction, v forgets Adam's first steps slowly: in the first thousand steps "
                 "of a run give bias_correction=True"
@@ -190,11 +237,10 @@ def _complete(
     return options
 
 
-def _new_group(plan: Plan, i: int, known: list[str]) -> dict[str, Any]:
-    """Group i of the new optimizer."""
-    source, to, options = type(plan.source), plan.to, plan.options
-    group = plan.source.param_groups[i]
-    new = {k: v for k, v in group.items() if k in known and k not in options}
+def _carried_options(plan: Plan, i: int, known: list[str]) -> dict[str, Any]:
+    """Return group i of the new optimizer with the options as they are in the first one."""
+    to, group = plan.to, plan.source.param_groups[i]
+    new = {k: v for k, v in group.items() if k in known and k not in plan.options}
     # What users and schedulers have put there; a Warmup's own count is not carried.
     new |= {k: v for k, v in group.items() if k not in {*plan.source.defaults, *known, *WARMUP, *RATES}}
     if issubclass(to, TorqueOptimizer) and new.get("fused"):
@@ -205,53 +251,65 @@ def _new_group(plan: Plan, i: int, known: list[str]) -> dict[str, Any]:
         and not all(p.is_cuda for p in group["params"])
     ):
         new["capturable"] = False  # ours accept it anywhere, torch's do not
-    view = {**_defaults(to), **options, **new}
-    ratio = None
-    if shares(source, to):
-        if plan.lr is None or plan.buffers != "fresh":
-            refuse(i, source, group)
-            refuse(i, to, view)
-        ratio = gain(source, group, plan.alignment) / gain(to, view, plan.alignment)
-    new["lr"] = plan.lr
-    if plan.lr is None:
-        new |= {k: group[k] * ratio for k in ("lr", *RATES) if k in group}
-    if "weight_decay" not in options and "weight_decay" in known:
-        new["weight_decay"] = _decay(plan, i, view, new["lr"], ratio)
     names = new.pop("param_names", None)
     new["params"] = list(zip(names, group["params"], strict=True)) if names else list(group["params"])
     return new
 
 
+def _convert(plan: Plan, i: int, known: list[str], rescheduled: bool) -> None:
+    """Give group i of the new optimizer its lr, what goes with lr, and its weight decay."""
+    source, group, new = type(plan.source), plan.source.param_groups[i], plan.groups[i]
+    if shares(source, plan.to) and (plan.lr is None or plan.buffers != "fresh"):
+        refuse(i, source, group, 'set optimizer.{setting}, or give lr=... and buffers="fresh"')
+        refuse(i, plan.to, plan.view(i), 'leave {name}= out, or give lr=... and buffers="fresh"')
+    if plan.lr is None:
+        new["lr"] = group["lr"] * plan.factor(i)
+    elif rescheduled:
+        if plan.factor(i) == 0:
+            raise ValueError(
+                f"group {i}: no factor leads from lr={group['lr']!r} to lr={plan.lr!r}, so the scheduler "
+                "cannot go with it: give scheduler=[] and make a new one"
+            )
+        # An lr of 0 stays 0 until the scheduler changes it. A tensor is copied: the scheduler writes to it.
+        new["lr"] = plan.lr * (0.0 if group["lr"] == 0 else 1.0)
+    else:
+        new["lr"] = plan.lr
+    if plan.lr is None or rescheduled:
+        new |= {k: group[k] * plan.factor(i) for k in RATES if k in group}
+    if "weight_decay" not in plan.options and "weight_decay" in known:
+        new["weight_decay"] = _decay(plan, i)
+
+
 def shares(source: type[Optimizer], to: type[Optimizer]) -> bool:
-    """Whether there is a rule from one to the other."""
+    """Return True if there is a rule from one to the other."""
     return family(source) is not None and family(source) == family(to)
 
 
 def choose_buffers(source: type[Optimizer], to: type[Optimizer], buffers: str | None) -> str:
-    """What happens to the buffers, where None leaves the choice to us."""
+    """Return what happens to the buffers, where None leaves the choice to us."""
     if buffers is not None and buffers not in BUFFERS:
-        raise ValueError(f"buffers={buffers!r}: must be one of {', '.join(map(repr, BUFFERS))}")
+        raise ValueError(f'buffers must be "keep", "rescale" or "fresh", got "{buffers}"')
     if not shares(source, to):
         if buffers in ("keep", "rescale"):
             raise ValueError(
-                f"buffers={buffers!r}: {source.__name__} and {to.__name__} share no buffers; "
-                "the new optimizer starts fresh"
+                f'buffers must be "fresh" from {source.__name__} to {to.__name__}, which share none, '
+                f'got "{buffers}"'
             )
         return "fresh"
     return buffers or ("keep" if family(source) == "sgd" else "rescale")
 
 
 def decoupled(cls: type[Optimizer], group: dict[str, Any]) -> bool:
-    """Whether weight decay is outside the gradient."""
+    """Return True if weight decay is outside the gradient."""
     own = getattr(cls, "decoupled", issubclass(cls, AdamW))
     return bool(own or group.get("decoupled_weight_decay", False))
 
 
-def _decay(plan: Plan, i: int, view: dict[str, Any], lr: Any, ratio: float | None) -> Any:
-    """The weight decay of group i: a decoupled one decays by lr times lambda, which stays."""
+def _decay(plan: Plan, i: int) -> Any:
+    """Return the weight decay of group i: a decoupled one decays by lr times lambda, which stays."""
     source, group = type(plan.source), plan.source.param_groups[i]
     decay = group.get("weight_decay", 0.0)
-    before, after = decoupled(source, group), decoupled(plan.to, view)
+    before, after = decoupled(source, group), decoupled(plan.to, plan.view(i))
     if decay == 0 or not (before or after):
         return decay
     if before != after:
@@ -261,24 +319,23 @@ def _decay(plan: Plan, i: int, view: dict[str, Any], lr: Any, ratio: float | Non
             f"in {plan.to.__name__}, and no rule leads from one to the other",
             "give weight_decay=",
         )
-    if plan.lr is not None:
-        if any(isinstance(x, Tensor) and x.device.type != "cpu" for x in (lr, group["lr"])):
-            raise NoRuleError(
-                f"group {i}: lr lies on a device and is not read, so that weight_decay cannot go with it",
-                "give weight_decay=",
-            )
-        ratio = float(lr) / float(group["lr"]) if group["lr"] else 0.0
-    return decay / ratio if ratio else decay
+    factor = plan.factor(i)
+    return decay / factor if factor else decay
 
 
-def refuse(i: int, cls: type[Optimizer], group: dict[str, Any]) -> None:
-    """Raises where an option of the group leaves its buffers without a rule."""
+def refuse(i: int, cls: type[Optimizer], group: dict[str, Any], remedy: str) -> None:
+    """Raise if an option of the group leaves its buffers without a rule.
+
+    The remedy may name the option, its `harmless` value and the `setting` that turns it off in the group.
+    """
     for name, harmless in REFUSED.items():
         if group.get(name, harmless) != harmless:
+            setting = f'param_groups[{i}]["{name}"] = {harmless!r}'
             raise NoRuleError(
                 f"group {i}: {cls.__name__} has {name}={group[name]!r}, for which there is no rule "
                 f"({_WHY_REFUSED[name]})",
-                f"hand over with {name}={harmless!r}, or give lr= and buffers='fresh'",
+                remedy.format(name=name, harmless=harmless, setting=setting),
+                setting,
             )
 
 
@@ -357,14 +414,15 @@ def _rescale(
     alignment: float,
 ) -> None:
     """Brings m, and Adam's v, to what the target would have where the source's step is the same."""
-    factor = gain(type(target), new, alignment) / gain(type(source), old, alignment)
+    before, after = settled_steps((type(source), old), (type(target), new), alignment)
+    factor = after / before
     if "momentum_buffer" in state:
         state["momentum_buffer"].mul_(factor)
         return
     # What the source divides by goes in, what the target will divide by comes out.
-    before, after = (_corrections(o, g, state["step"]) for o, g in ((source, old), (target, new)))
-    state["exp_avg"].mul_(factor * after[0] / before[0])
-    state["exp_avg_sq"].mul_(after[1] / before[1])
+    divided, divides = (_corrections(o, g, state["step"]) for o, g in ((source, old), (target, new)))
+    state["exp_avg"].mul_(factor * divides[0] / divided[0])
+    state["exp_avg_sq"].mul_(divides[1] / divided[1])
 
 
 def _corrections(optimizer: Optimizer, group: dict[str, Any], step: Tensor) -> tuple[Any, Any]:

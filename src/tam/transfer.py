@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
+from tam.kernels.torque import damping_of
 from tam.optimizers import TAM, AdaTAM
 from tam.optimizers.options import below_one, learning_rate
 
@@ -47,12 +48,12 @@ def transfer_lr(
 
 
 def check_alignment(alignment: Any) -> float:
-    """s* as a number. It must leave gradients some weight, and is not read from a device."""
+    """Return s* as a number. It must leave gradients some weight, and is not read from a device."""
     value = alignment
     if isinstance(value, Tensor) and value.numel() == 1 and value.device.type == "cpu":
         value = value.item()
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not -1 < value <= 1:
-        raise ValueError(f"alignment={alignment!r}: must be a number in (-1, 1], or a CPU tensor of one")
+        raise ValueError(f"alignment must be a number in (-1, 1] or a CPU tensor of one, got {alignment!r}")
     return float(value)
 
 
@@ -63,14 +64,14 @@ def family(cls: type[Optimizer]) -> str | None:
     return "adam" if issubclass(cls, (Adam, AdamW, AdaTAM)) else None
 
 
-def gain(cls: type[Optimizer], group: Mapping[str, Any], alignment: Any = 0.0) -> Any:
-    """The settled step in units of lr: times the gradient ("sgd") or the normalised one ("adam").
+def settled_step(cls: type[Optimizer], group: Mapping[str, Any], alignment: Any = 0.0) -> Any:
+    """Return the settled step in units of lr: times the gradient ("sgd") or the normalised one ("adam").
 
-    lr times this is the paper's effective learning rate. `alignment` is s, a number or a tensor.
+    lr times this is the effective learning rate. `alignment` is s, a number or a tensor.
     """
     weight: Any = 1.0
     if issubclass(cls, (TAM, AdaTAM)):
-        weight = (1 + alignment) / 2
+        weight = damping_of(alignment, group.get("gain", 1.0))
         if group["floor"] > NEGLIGIBLE:
             weight = weight + group["floor"]
     if family(cls) == "sgd":
@@ -78,3 +79,20 @@ def gain(cls: type[Optimizer], group: Mapping[str, Any], alignment: Any = 0.0) -
     if issubclass(cls, AdaTAM) and not group["ema"]:
         return weight / (1 - group["betas"][0])
     return 1.0  # the momentum is an average
+
+
+def settled_steps(
+    before: tuple[type[Optimizer], Mapping[str, Any]],
+    after: tuple[type[Optimizer], Mapping[str, Any]],
+    alignment: float,
+) -> tuple[float, float]:
+    """Return the settled steps of a group before and after; raise if one is 0, which has no ratio."""
+    steps = []
+    for cls, group in (before, after):
+        steps.append(settled_step(cls, group, alignment))
+        if steps[-1] == 0:
+            raise ValueError(
+                f"alignment={alignment:g} with gain={group['gain']:g} gives {cls.__name__} d = 0, no step: "
+                "gain times alignment must be above -1"
+            )
+    return steps[0], steps[1]

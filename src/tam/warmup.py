@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from typing import Any, overload
 
@@ -9,6 +10,7 @@ from torch import Tensor
 from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 
+from tam._wrappers import unwrap
 from tam.distributed import shards_of, tell_shards
 from tam.hand_over import WARMUP, NoRuleError, Plan, carry, choose_buffers, plan, refuse
 from tam.optimizers.checkpoint import hooks_around_load
@@ -24,6 +26,8 @@ class Warmup(Optimizer):
     """`first` for a number of steps, then another optimizer on the same parameters.
 
     The paper's warm-up: `Warmup(tam.TAM(params, lr=0.2), torch.optim.SGD, steps)`.
+
+    `alignment`, `damping` and `grad_norm` are the readings of the optimizer at work, where it has them.
 
     There is one list `param_groups`, and `group["lr"]` always belongs to the scheduler: after the switch the
     second optimizer uses it times a fixed ratio, `group["warmup_ratio"]`. All other options in a group are
@@ -51,14 +55,21 @@ class Warmup(Optimizer):
         alignment: float = 0.0,
     ) -> None:
         if not isinstance(first, Optimizer) or isinstance(first, Warmup):
-            raise TypeError(f"first must be an optimizer, and no Warmup, not a {type(first).__name__}")
+            raise TypeError(f"first must be an optimizer and no Warmup, got a {type(first).__name__}")
         if not callable(then):
-            raise TypeError(f"then must be an optimizer class or a function that makes one, not {then!r}")
+            raise TypeError(f"then must be an optimizer class or a function that makes one, got {then!r}")
         if isinstance(steps, bool) or not isinstance(steps, int) or steps <= 0:
-            raise ValueError(f"steps={steps!r}: must be a whole number > 0")
+            raise ValueError(f"steps must be a whole number above 0, got {steps!r}")
+        if hasattr(first.step, "_wrapped_by_lr_sched"):
+            warnings.warn(
+                f"a scheduler sets the lr of this {type(first).__name__} and will not set that of the second "
+                "optimizer: make the scheduler on the Warmup",
+                UserWarning,
+                stacklevel=2,
+            )
         super().__init__(first.param_groups, first.defaults)
         self.first, self.then, self.buffers = first, then, buffers
-        self.alignment = check_alignment(alignment)
+        self.settled_alignment = check_alignment(alignment)
         self._second: Optimizer | None = None
         self.param_groups, self.state = first.param_groups, first.state
         # Made once now, so that what cannot be done is known before the training begins.
@@ -66,8 +77,8 @@ class Warmup(Optimizer):
         tell_shards(first, shards_of(second))
         if choose_buffers(type(first), type(second), buffers) != "fresh":
             for i, (ours, theirs) in enumerate(_pairs(first, second)):
-                refuse(i, type(first), ours)
-                refuse(i, type(second), theirs)
+                refuse(i, type(first), ours, 'set first.{setting}, or give buffers="fresh"')
+                refuse(i, type(second), theirs, 'make it with {name}={harmless!r}, or give buffers="fresh"')
         self._kinds = [_kind(first), _kind(second)]
         for group, ratio in zip(first.param_groups, self._ratios(second), strict=True):
             group |= {STEPS: steps, TAKEN: 0, RATIO: ratio}
@@ -86,6 +97,34 @@ class Warmup(Optimizer):
     def switched(self) -> bool:
         """Whether the second optimizer is at work."""
         return self._second is not None
+
+    @property
+    def alignment(self) -> Tensor:
+        """s of the last step, as the optimizer at work has it."""
+        return self._reading("alignment")
+
+    @property
+    def damping(self) -> Tensor:
+        """d of the last step, as the optimizer at work has it."""
+        return self._reading("damping")
+
+    @property
+    def grad_norm(self) -> Tensor:
+        """|g| of the last step, as the optimizer at work has it."""
+        return self._reading("grad_norm")
+
+    def _reading(self, name: str) -> Tensor:
+        """Return a reading of the optimizer at work; an AttributeError where it has none, for hasattr."""
+        if not hasattr(type(self.optimizer), name):
+            raise AttributeError(f"Warmup has no {name} now: {type(self.optimizer).__name__} is at work")
+        return getattr(self.optimizer, name)  # type: ignore[no-any-return]
+
+    def __repr__(self) -> str:
+        group = self.param_groups[0]
+        left = max(group[STEPS] - group[TAKEN], 0)
+        now = f"{type(unwrap(self)).__name__} at work, {left} of {group[STEPS]} warm-up steps left"
+        _, _, groups = super().__repr__().partition("\n")
+        return f"{type(self).__name__} ({now}\n{groups}"
 
     # ------------------------------------------------------------------ the step
 
@@ -164,7 +203,7 @@ class Warmup(Optimizer):
     def _switch(self) -> None:
         second = self._make_second()
         buffers = choose_buffers(type(self.first), type(second), self.buffers)
-        carry(self.first, second, buffers, alignment=self.alignment, release=True)
+        carry(self.first, second, buffers, alignment=self.settled_alignment, release=True)
         # Our groups stay the same objects, and show the options of the optimizer at work.
         self.first.param_groups = [dict(group) for group in self.param_groups]
         for ours, group in zip(self.param_groups, second.param_groups, strict=True):
@@ -185,24 +224,25 @@ class Warmup(Optimizer):
             return self._plan(self.then).build()
         second = self.then([_bare(group) for group in self.first.param_groups])
         if not isinstance(second, Optimizer):
-            raise TypeError(f"then must make an optimizer, but made a {type(second).__name__}")
+            raise TypeError(f"then must make an optimizer, got a {type(second).__name__}")
         _check_same_parameters(self.first, second)
         tell_shards(second, shards_of(self.first))
         return second
 
     def _plan(self, then: type[Optimizer]) -> Plan:
         try:
-            return plan(self.first, then, buffers=self.buffers, alignment=self.alignment, options={})
+            return plan(self.first, then, buffers=self.buffers, alignment=self.settled_alignment, options={})
         except NoRuleError as error:
             remedy = f"give `then` as a function, lambda groups: {then.__name__}(groups, lr=...)"
+            if error.setting:
+                remedy = f'set first.{error.setting}, or {remedy}, with buffers="fresh"'
             raise ValueError(f"{error.reason}: {remedy}") from None
 
     def _ratios(self, second: Optimizer) -> list[float]:
         """The second optimizer's lr by the first one's, for each group."""
         if isinstance(self.then, type):
             planned = self._plan(self.then)
-            gains = map(planned.gains, range(len(planned.groups)))
-            return [before / after for before, after in gains]
+            return [planned.factor(i) for i in range(len(planned.groups))]
         rates = [(float(a["lr"]), float(b["lr"])) for a, b in _pairs(self.first, second)]
         for i, (ours, _) in enumerate(rates):
             if ours == 0:
@@ -239,8 +279,14 @@ class Warmup(Optimizer):
     # ------------------------------------------------------------------ checkpoints
 
     def __getstate__(self) -> dict[str, Any]:
-        own = ("first", "then", "buffers", "alignment", "_second", "_template", "_kinds")
+        own = ("first", "then", "buffers", "settled_alignment", "_second", "_template", "_kinds")
         return {**super().__getstate__(), **{name: self.__dict__[name] for name in own}}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if "alignment" in state:  # pickled when that was the name of s*
+            state = {**state, "settled_alignment": state["alignment"]}
+            del state["alignment"]
+        super().__setstate__(state)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Loads a checkpoint of a Warmup, from before or after its switch."""

@@ -110,6 +110,21 @@ def test_the_effective_lr_by_group() -> None:
     assert recorder["effective_lr"][-1] == pytest.approx(0.5 * (1 + float(adatam.alignment)), rel=1e-6)
 
 
+@pytest.mark.parametrize("scope", ["global", "tensor"])
+def test_damping_and_effective_lr_go_by_the_gain(scope: str) -> None:
+    """d = (1 + clip(gain s, -1, 1)) / 2, and an effective lr of 10 lr d at a momentum of 0.9."""
+    torque = tam.TAM(parameters(SHAPES), lr=0.1, scope=scope, smoothing=0.5)
+    torque.param_groups[0]["gain"] = 64.0
+    recorder = tam.Recorder(torque)
+    train(torque, 12)
+    s = recorder["alignment"]
+    d = ((64 * s).clamp(-1, 1) + 1) / 2
+    assert (64 * s).abs().max() > 1 and ((d > 0) & (d < 1) & (s != 0)).any()  # clipped and not clipped
+    assert torch.equal(recorder["damping"], d)
+    if scope == "global":
+        torch.testing.assert_close(recorder["effective_lr"], 0.1 * 10 * d, rtol=1e-12, atol=0.0)
+
+
 def test_lr_may_be_a_tensor_and_change() -> None:
     lr = torch.tensor(0.25)
     sgd = SGD(parameters(SHAPES), lr=lr, momentum=0.5, foreach=False)
@@ -413,7 +428,7 @@ def test_plain_sgd_has_no_alignment() -> None:
     [
         ({"optimizer": 3}, TypeError, "records a torch.optim.Optimizer"),
         ({"optimizer": RMSprop(parameters(SHAPES))}, TypeError, "not RMSprop"),
-        ({"quantities": ["norm"]}, ValueError, "'norm' is no quantity"),
+        ({"quantities": ["norm"]}, ValueError, 'quantities must be among alignment, .*, got "norm"'),
         ({"every": 0}, ValueError, "every=0"),
         ({"capacity": 1.5}, ValueError, "capacity=1.5"),
         ({"smoothing": 2.0}, ValueError, "smoothing=2.0"),

@@ -30,11 +30,11 @@ def plain(optimizer: str) -> str:
     return "sgdm" if transfer.family(registry.get(optimizer).cls) == "sgd" else "adam"
 
 
-def gain(optimizer: str, options: Mapping[str, Any]) -> float:
+def settled_step(optimizer: str, options: Mapping[str, Any]) -> float:
     """The effective lr of an lr of 1."""
     record = registry.get(optimizer)
     made = record.create([torch.zeros(1, requires_grad=True)], lr=1.0, **options)
-    return float(f"{transfer.gain(record.cls, made.param_groups[0]):.6g}")
+    return float(f"{transfer.settled_step(record.cls, made.param_groups[0]):.6g}")
 
 
 # ---------------------------------------------------------------------- controls
@@ -49,7 +49,7 @@ def controls(arm: Arm) -> tuple[Arm, ...]:
     other = registry.get(plain(arm.optimizer))
     known = inspect.signature(other.cls).parameters
     options = {k: v for k, v in arm.options.items() if k in known}
-    ratio = gain(arm.optimizer, arm.options) / gain(other.name, options)
+    ratio = settled_step(arm.optimizer, arm.options) / settled_step(other.name, options)
     own = {k: v for k, v in arm.settings.items() if k not in NOT_A_CONTROLS}
     settings = {k: v for k, v in arm.settings.items() if k not in OF_TAM}
     found = [
@@ -120,7 +120,7 @@ def _range(arm: Arm, lr: float | None) -> tuple[float, ...]:
     own = lr if lr is not None and (reference.name == "sgdm" or reference.lr is None) else reference.lr
     if own is None:
         raise ValueError(f"{reference.name}: the paper states no lr to take as the middle")
-    middle = own * gain(reference.name, {}) / gain(arm.optimizer, arm.options)
+    middle = own * settled_step(reference.name, {}) / settled_step(arm.optimizer, arm.options)
     return tuple(float(f"{middle * HALF_DECADE**i:.6g}") for i in (-1, 0, 1))
 
 

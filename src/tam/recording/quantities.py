@@ -10,12 +10,12 @@ import torch
 from torch.optim import SGD, Optimizer
 
 from tam._wrappers import layers, unwrap
-from tam.kernels.torque import settle
+from tam.kernels.torque import damping_of, settle
 from tam.optimizers import AngularGrad
 from tam.optimizers.torque import TorqueOptimizer
 from tam.recording.measure import NORMS
 from tam.recording.ring import Block, Mark
-from tam.transfer import family, gain
+from tam.transfer import family, settled_step
 from tam.warmup import Warmup
 
 QUANTITIES = (
@@ -60,7 +60,7 @@ def measured(quantities: Sequence[str]) -> set[str]:
 def check_quantity(optimizer: Optimizer, quantity: str) -> None:
     """Raises where none of the optimizers to come has the quantity."""
     if quantity not in QUANTITIES:
-        raise ValueError(f"{quantity!r} is no quantity; there are {', '.join(QUANTITIES)}")
+        raise ValueError(f'quantities must be among {", ".join(QUANTITIES)}, got "{quantity}"')
     obstacles = [_obstacle_of(one, quantity) for one in to_come(optimizer)]
     if None not in obstacles:
         raise ValueError(f"{quantity} cannot be recorded: {obstacles[0]}")
@@ -107,7 +107,8 @@ def derive(
     if quantity == "alignment":
         return _one(s)
     if quantity == "damping":
-        return _one([(1 + x) / 2 for x in s])
+        gain = mark.groups[0][1].get("gain", 1.0)  # one value for the whole optimizer
+        return _one([damping_of(x, gain) for x in s])
     if quantity == "grad_norm":
         return row[-NORMS - 1] if issubclass(cls, TorqueOptimizer) else _root(row[2])
     if quantity == "momentum_norm":
@@ -117,7 +118,7 @@ def derive(
     if quantity == "update_ratio":
         return _root(update / theta) if theta else math.nan
     return _one([
-        lr * gain(cls, options, _of_group(s, i, [size for size, _ in mark.groups]))
+        lr * settled_step(cls, options, _of_group(s, i, [size for size, _ in mark.groups]))
         for i, (lr, (_, options)) in enumerate(zip(rates, mark.groups, strict=True))
     ])  # fmt: skip
 

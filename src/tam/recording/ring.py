@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from tam.kernels.arithmetic import accumulator
 
-_GAIN_OPTIONS = ("momentum", "betas", "floor", "ema")  # what the effective lr depends on besides lr and s
+_STEP_OPTIONS = ("momentum", "betas", "floor", "gain", "ema")  # what d and a settled step depend on
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Mark:
 
     step: int
     rates: list[float]  # lr of each group; nan where it lies on the device, and in the row
-    groups: list[tuple[int, dict[str, Any]]]  # the number of its parameters, what the gain depends on
+    groups: list[tuple[int, dict[str, Any]]]  # the number of its parameters, and _STEP_OPTIONS
 
 
 @dataclass
@@ -58,7 +58,7 @@ class Block:
                 self.rows[len(self.marks), self.width + i].copy_(lr.detach().reshape(()))
                 lr = float("nan")
             rates.append(float(lr))
-        kept = [(len(g["params"]), {k: g[k] for k in _GAIN_OPTIONS if k in g}) for g in groups]
+        kept = [(len(g["params"]), {k: g[k] for k in _STEP_OPTIONS if k in g}) for g in groups]
         if self.marks and self.marks[-1].groups == kept:
             kept = self.marks[-1].groups  # one object for all steps between two changes
         self.marks.append(Mark(step, rates, kept))

@@ -1,0 +1,175 @@
+"""Learning rate schedulers across a hand-over: what they keep in units of lr, and whose lr they set."""
+
+from __future__ import annotations
+
+import math
+import sys
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import (
+    ChainedScheduler,
+    ConstantLR,
+    CosineAnnealingLR,
+    CosineAnnealingWarmRestarts,
+    CyclicLR,
+    ExponentialLR,
+    LambdaLR,
+    LinearLR,
+    LRScheduler,
+    MultiplicativeLR,
+    MultiStepLR,
+    OneCycleLR,
+    PolynomialLR,
+    ReduceLROnPlateau,
+    SequentialLR,
+    StepLR,
+)
+from torch.optim.swa_utils import SWALR
+
+# What schedulers put into a group in units of lr.
+RATES = ("initial_lr", "max_lr", "min_lr", "swa_lr")
+
+# What a scheduler keeps itself in units of lr: a list has one value per group, a number is for all groups.
+_ANY = ("base_lrs", "_last_lr")
+_OWN: dict[type[LRScheduler], tuple[str, ...]] = {
+    ChainedScheduler: (),
+    ConstantLR: (),
+    CosineAnnealingLR: ("eta_min",),
+    CosineAnnealingWarmRestarts: ("eta_min",),
+    CyclicLR: ("max_lrs",),
+    ExponentialLR: (),
+    LambdaLR: (),
+    LinearLR: (),
+    MultiplicativeLR: (),
+    MultiStepLR: (),
+    OneCycleLR: (),
+    PolynomialLR: (),
+    ReduceLROnPlateau: ("min_lrs", "default_min_lr", "eps"),
+    SequentialLR: (),
+    StepLR: (),
+    SWALR: (),
+}
+
+
+def find_schedulers(scheduler: Any, optimizer: Optimizer) -> list[LRScheduler]:
+    """Return the scheduler, or those of a list, and all inside them; raise if one cannot be re-attached."""
+    found: list[LRScheduler] = []
+    for one in scheduler if isinstance(scheduler, (list, tuple)) else [scheduler]:
+        kind = type(one).__name__
+        if not isinstance(one, LRScheduler):
+            raise TypeError(f"scheduler must be a torch LRScheduler or a list of them, got a {kind}")
+        if type(one) not in _OWN:
+            raise ValueError(
+                f"scheduler must be one of torch's own, got a {kind}, which may keep unknown values in units "
+                "of lr: make a new one on the new optimizer, and give scheduler=[]"
+            )
+        if one.optimizer is not optimizer:
+            raise ValueError(
+                f"scheduler must hold the optimizer that is handed over, but this {kind} holds another one, "
+                f"a {type(one.optimizer).__name__}"
+            )
+        inside = find_schedulers(list(getattr(one, "_schedulers", ())), optimizer)
+        found += [each for each in (one, *inside) if not any(each is other for other in found)]
+    return found
+
+
+def convert_schedulers(
+    schedulers: Sequence[LRScheduler],
+    factors: Sequence[float],
+    before: Sequence[dict[str, Any]],
+    after: Sequence[dict[str, Any]],
+) -> list[tuple[LRScheduler, dict[str, Any]]]:
+    """Return what each scheduler will keep in units of lr, given the groups before and after."""
+    for scheduler in schedulers:
+        _check_cycled_momentum(scheduler, before, after)
+    return [(scheduler, _converted(scheduler, factors)) for scheduler in schedulers]
+
+
+def _converted(scheduler: LRScheduler, factors: Sequence[float]) -> dict[str, Any]:
+    """Return the scheduler's attributes in units of lr, times the factor of each group."""
+    converted: dict[str, Any] = {}
+    for name in (*_ANY, *_OWN[type(scheduler)]):
+        value = getattr(scheduler, name, None)
+        if isinstance(value, (list, tuple)):
+            # New lists of new values: a SequentialLR shares its list with a scheduler inside, and torch 2.6
+            # its tensors with the groups. After add_param_group the list may be too short.
+            converted[name] = [x * factor for x, factor in zip(value, factors, strict=False)]
+        elif value:
+            if not all(math.isclose(factor, factors[0], rel_tol=1e-9) for factor in factors):
+                raise ValueError(
+                    f"{type(scheduler).__name__} has one {name}={value!r} for all groups, but the groups' lr "
+                    f"are multiplied by {', '.join(f'{factor:.6g}' for factor in factors)}: set "
+                    f"scheduler.{name} = 0, or make a new scheduler and give scheduler=[]"
+                )
+            converted[name] = value * factors[0]
+    return converted
+
+
+def _check_cycled_momentum(
+    scheduler: LRScheduler, before: Sequence[dict[str, Any]], after: Sequence[dict[str, Any]]
+) -> None:
+    """Raise if the scheduler cycles a momentum that the new groups do not have, or have another value of."""
+    key = cycled_option(scheduler)
+    if key is None:
+        return
+    for i, (old, new) in enumerate(zip(before, after, strict=True)):
+        values = [group.get(key) for group in (old, new)]
+        if key == "betas":
+            values = [betas and betas[0] for betas in values]
+        if values[0] != values[1]:
+            raise ValueError(
+                f"{type(scheduler).__name__} cycles the momentum, so group {i} must keep "
+                f"{key}={old[key]!r}, got {new.get(key)!r}: leave {key}= out, or set "
+                "scheduler.cycle_momentum = False"
+            )
+
+
+def cycled_option(scheduler: LRScheduler) -> str | None:
+    """Return the option that holds the momentum the scheduler cycles, or None if it cycles none."""
+    if not getattr(scheduler, "cycle_momentum", False):
+        return None
+    return "betas" if getattr(scheduler, "use_beta1", False) else "momentum"
+
+
+def reattach(converted: Sequence[tuple[LRScheduler, dict[str, Any]]], old: Optimizer, new: Optimizer) -> None:
+    """Let the schedulers set the new optimizer's lr, with the converted values."""
+    if any(hasattr(scheduler, "_step_count") for scheduler, _ in converted):
+        _Counter(new)
+        new._opt_called = getattr(old, "_opt_called", False)  # type: ignore[attr-defined]
+    for scheduler, values in converted:
+        scheduler.optimizer = new
+        vars(scheduler).update(values)
+
+
+class _Counter(LRScheduler):
+    """Wraps `optimizer.step` as this version of torch does for any scheduler, and does nothing else.
+
+    Without that, a scheduler's first step would warn that it came before `optimizer.step()`.
+    """
+
+    def step(self, epoch: int | None = None) -> None:
+        """Leave the lr alone."""
+
+
+def is_held(optimizer: Optimizer) -> bool:
+    """Return True if a scheduler was made for the optimizer; a ReduceLROnPlateau leaves no trace."""
+    return any("initial_lr" in group for group in optimizer.param_groups)
+
+
+def warn_if_held(optimizer: Optimizer, to: type[Optimizer]) -> None:
+    """Warn that a scheduler stays behind."""
+    if not is_held(optimizer):
+        return
+    level, frame = 3, sys._getframe(2)  # of handover's caller, or of from_sgd's or from_adam's
+    while frame.f_globals.get("__name__", "").startswith("tam.") and frame.f_back is not None:
+        level, frame = level + 1, frame.f_back
+    warnings.warn(
+        f"a scheduler sets the lr of this {type(optimizer).__name__} and will not set that of the new "
+        f"{to.__name__}, whose lr stays as it is now: give scheduler= to re-attach it, or scheduler=[] if "
+        "you make a new one",
+        UserWarning,
+        stacklevel=level,
+    )
