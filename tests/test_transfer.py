@@ -62,6 +62,7 @@ def test_bad_input(options: dict[str, Any], name: str) -> None:
         (torch.optim.SGD, {"momentum": 0.9}, 10.0),
         (tam.TAM, {}, 6.0),
         (tam.TAM, {"momentum": 0.0}, 0.6),
+        (tam.TAM, {"gain": 3.0}, 8.0),
         (tam.TAM, {"floor": 0.5, "momentum": 0.5}, 2.2),
         (torch.optim.Adam, {}, 1.0),
         (torch.optim.AdamW, {"betas": (0.5, 0.9)}, 1.0),

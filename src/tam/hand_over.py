@@ -384,7 +384,7 @@ def carry(
     for old, new in zip(source.param_groups, target.param_groups, strict=True):
         for p in new["params"]:
             state = source.state.get(p, {})
-            kept = buffers != "fresh" and any(value is not None for value in state.values())
+            kept = buffers != "fresh" and any(state.get(key) is not None for key in _CARRIED)
             if kept and not (isinstance(target, SGD) and new["momentum"] == 0):  # that one keeps none
                 own = {k: x if release else x.clone() for k, x in state.items() if k in _CARRIED}
                 if buffers == "rescale":

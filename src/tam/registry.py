@@ -14,6 +14,7 @@ from tam.optimizers import TAM, AdaTAM, AdaTAMW, AngularGrad
 
 _IMAGES = (0.1, 0.01, 0.001, 0.0001)  # the paper's grid for image classification
 _TEXT = (5e-6, 1e-5, 5e-5)  # the paper's grid for fine-tuning language models
+_PAPERS = (("bias_correction", False),)  # said aloud: the grids reach into Adam's lrs
 
 
 @dataclass(frozen=True)
@@ -50,8 +51,8 @@ OPTIMIZERS: Mapping[str, Record] = MappingProxyType(
             Record("adam", "Adam", torch.optim.Adam, 0.001, _IMAGES),
             Record("adamw", "AdamW", torch.optim.AdamW, None, _TEXT),
             Record("angulargrad", "AngularGrad", AngularGrad, 0.001, _IMAGES),
-            Record("adatam", "AdaTAM", AdaTAM, 0.0001, _IMAGES),
-            Record("adatamw", "AdaTAMW", AdaTAMW, None, _TEXT),
+            Record("adatam", "AdaTAM", AdaTAM, 0.0001, _IMAGES, _PAPERS),
+            Record("adatamw", "AdaTAMW", AdaTAMW, None, _TEXT, _PAPERS),
         )
     }
 )

@@ -1,4 +1,4 @@
-"""Tensors that move, or change their layout, between two steps: on a GPU, whose allocator reuses addresses."""
+"""Tensors that move, or change their layout, between two steps: on a GPU, which reuses addresses."""
 
 from __future__ import annotations
 
