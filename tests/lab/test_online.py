@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,11 +16,10 @@ import tam
 from tam.lab import online, population
 from tam.lab.damping import levels_of, packed_levels, read_alignment, unpacked_levels
 from tam.lab.data import load, split
-from tam.lab.experiment import Plan, experiments
 from tam.lab.experiments.online import EXPERIMENT
 from tam.lab.images import normalise
 from tam.lab.runner import Selection, plans, run
-from tam.lab.store import TrialFolder, key_of
+from tam.lab.store import TrialFolder
 from tests.lab.test_engines import Event, Place
 
 CPU = torch.device("cpu")
@@ -209,24 +207,6 @@ def test_a_control_takes_the_d_of_the_next_seed(tmp_path: Path, monkeypatch: pyt
                 )
                 assert folder.metrics() != TrialFolder(tmp_path, sources[seed]).metrics()
                 assert not (folder.path / "alignment.pt").exists()  # its source has it
-
-
-def test_registered_seeds_are_fresh() -> None:
-    """No stored trial of the same setting has one of them, and the counts are those of docs/registered.md."""
-    results = Path(__file__).parents[2] / "results"
-    for name, count in (("online", 420), ("runtime", 40), ("images", 20)):
-        stored = [json.loads(path.read_text()) for path in (results / name).glob("trials/*/config.json")]
-        used: dict[str, set[int]] = {}
-        for one in stored:
-            used.setdefault(key_of({k: v for k, v in one.items() if k != "seed"}), set()).add(one["seed"])
-        trials = [
-            trial
-            for study in experiments()[name].presets["registered"]
-            for _, trial in Plan(experiments()[name], study, Path("nothing")).to_run()
-        ]
-        assert len(trials) == count
-        for trial in trials:
-            assert trial["seed"] not in used.get(key_of({k: v for k, v in trial.items() if k != "seed"}), ())
 
 
 def test_one_product_for_all_members_is_each_members_own() -> None:
