@@ -19,6 +19,8 @@ from typer.testing import CliRunner
 
 import tam
 from tam.cli import build
+from tam.lab import runner
+from tam.lab.engines.work import Place
 from tam.lab.experiment import Plan
 from tam.lab.report import compare
 from tam.lab.runner import Selection, plans, remember, remembered, shown
@@ -268,6 +270,15 @@ def test_a_second_run_waits_for_the_first(tmp_path: Path) -> None:
             rest = "".join(lines)
             assert process.wait() == 0, rest
     assert all(folder.result for folder in folders)
+
+
+def test_the_time_between_checkpoints_can_be_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    places: list[Place] = []
+    monkeypatch.setattr(runner, "run", lambda selection, place, *rest: places.append(place))
+    arguments = ("run", "images", "--preset", "smoke", "--out", tmp_path, "--device", "cpu")
+    for more in ((), ("--save-every", "7.5")):
+        assert tam_lab(*arguments, *more)[0] == 0
+    assert [place.save_every for place in places] == [60, 7.5]
 
 
 def test_data_check_of_embedded_data(tmp_path: Path) -> None:

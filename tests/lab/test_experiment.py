@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,8 @@ import torch
 
 from tam.lab.experiment import Arm, Experiment, Plan, Study, experiments
 from tam.lab.images import config_of
-from tam.lab.store import LabError, TrialFolder
-from tam.lab.variants import with_controls
+from tam.lab.store import LabError, TrialFolder, key_of
+from tam.lab.variants import another_seeds_damping, with_controls
 
 
 def plan(root: Path, **more: Any) -> Plan:
@@ -212,3 +214,58 @@ def test_the_example_of_contributing_is_an_experiment(
     (tmp_path / "nothing.py").write_text("")
     with pytest.raises(LabError, match=r"nothing.py has no EXPERIMENT"):
         experiments()
+
+
+REGISTERED = [("online", 420), ("runtime", 40), ("images", 20), ("graph", 318)]
+
+
+@pytest.mark.parametrize("name, count", REGISTERED)
+def test_registered_seeds_are_fresh(name: str, count: int) -> None:
+    """No trial that was run before has a registered seed; there are as many as docs/registered.md says."""
+    stored: dict[str, set[int]] = {}
+    for path in (Path(__file__).parents[2] / "results" / name).glob("trials/*/config.json"):
+        timing = json.loads(path.with_name("result.json").read_text(encoding="utf-8"))["timing"]
+        if timing.get("date", "") < "2026-11-17":  # the day of the registration
+            setting, seed = without_seed(json.loads(path.read_text(encoding="utf-8")))
+            stored.setdefault(setting, set()).add(seed)
+    experiment, trials = experiments()[name], {}
+    for study in experiment.presets["registered"]:
+        workload = {**study.workload, **({"titles": TITLES} if name == "graph" else {})}
+        made = Plan(experiment, replace(study, workload=workload), Path("nothing"))
+        assert len(study.seeds) >= 10 and not study.tuning_seeds
+        trials |= {key_of(trial): trial for arm in study.arms for trial in made.reported(arm) or []}
+    assert len(trials) == count
+    pilots = 0
+    for trial in trials.values():
+        setting, seed = without_seed(trial)
+        pilots += setting in stored
+        assert seed not in stored.get(setting, ())
+    assert pilots  # so the settings are spelled alike
+
+
+TITLES = "titles-04e54d61b6a6ed19.pt"  # of the stored trials
+
+
+def without_seed(trial: dict[str, Any]) -> tuple[str, int]:
+    """Return a trial's setting, and its seed."""
+    setting = {k: v for k, v in trial.items() if k not in ("seed", "damping_of")}
+    return json.dumps(setting, sort_keys=True), trial["seed"]
+
+
+def test_a_control_with_another_seeds_damping_is_one_trial(tmp_path: Path) -> None:
+    """It takes the d of the next seed of the whole study, also where fewer seeds are run."""
+    arms = (Arm("SGDM", "sgdm", (0.1,)), tam := Arm("TAM", "tam", (0.2,)), another_seeds_damping(tam))
+    whole = plan(tmp_path, arms=arms, tuning_seeds=(), seeds=(4, 7, 9))
+    control, sources = whole.reported(whole.study.arms[2]), whole.reported(tam)
+    assert control is not None and sources is not None
+    keys = [key_of(source) for source in sources]
+    assert [trial["damping_of"] for trial in control] == [keys[1], keys[2], keys[0]]
+    part = Plan(whole.experiment, whole.study.only([], 2), tmp_path, "", whole.study)
+    assert part.reported(whole.study.arms[2]) == control[:2]
+    assert not any("damping" in trial for trial in to_run(whole))  # before there is a d to take
+    for source in sources[:2]:
+        finish(tmp_path, source, 90.0)
+    assert [trial["seed"] for trial in to_run(whole) if "damping" in trial] == [4, 9]
+    single = plan(tmp_path, arms=arms, tuning_seeds=(), seeds=(4,))
+    with pytest.raises(LabError, match="digits has one seed"):
+        single.reported(single.study.arms[2])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,9 @@ from torch.nn.functional import cross_entropy
 
 import tam
 from tam.lab import online, population
+from tam.lab.damping import levels_of, packed_levels, read_alignment, unpacked_levels
 from tam.lab.data import load, split
+from tam.lab.experiments.online import EXPERIMENT
 from tam.lab.images import normalise
 from tam.lab.runner import Selection, plans, run
 from tam.lab.store import TrialFolder
@@ -109,17 +112,101 @@ def test_a_killed_population_ends_with_the_same_bits_also_in_other_company(tmp_p
             assert ours.result[key] == theirs.result[key]
         left = [sorted(path.name for path in folder.path.iterdir()) for folder in (ours, theirs)]
         assert left[0] == left[1]
+        assert ("alignment.pt" in left[0]) == (ours.config["optimizer"] == "tam")
+        if "alignment.pt" in left[0]:
+            kept = [read_alignment(folder.path / "alignment.pt") for folder in (ours, theirs)]
+            assert torch.equal(*kept)
 
 
 def test_d_replaced_by_its_own_sequence_is_the_same_run(tmp_path: Path) -> None:
     (source,) = train(tmp_path, [config()])
     controls = [config(damping=how, damping_of=source.key) for how in ("same", "mean", "shuffled")]
     same, mean, shuffled = train(tmp_path, [*controls])
-    assert same.metrics() == source.metrics()
+    for key, near in (("loss", 0.03), ("online", 1), ("alignment", 1 / 256)):  # s is kept in 8 bits
+        for ours, theirs in zip(same.metrics(), source.metrics(), strict=True):
+            assert ours[key] == pytest.approx(theirs[key], abs=near)
     assert mean.metrics() != source.metrics() != shuffled.metrics()
-    s = torch.load(source.path / "alignment.pt", weights_only=True)
-    used = torch.load(mean.path / "alignment.pt", weights_only=True)
-    torch.testing.assert_close(used, torch.full_like(s, float(s.double().mean())))
+    s = read_alignment(source.path / "alignment.pt")
+    for row in mean.metrics():
+        assert row["alignment"] == pytest.approx(float(s.mean()), abs=1e-6)
+
+
+def test_s_that_is_given_is_what_a_member_uses(tmp_path: Path) -> None:
+    """With its own s, in full precision, a control takes the steps of its source, bit for bit."""
+    torch.set_num_threads(1)
+    source = population.Population([population.Config(**config())], tmp_path, CPU, [None])
+    learn(source)
+    given = source.seen[2][0].clone()
+    one = population.Config(**config(damping="same", damping_of="of no trial"))
+    control = population.Population([one], tmp_path, CPU, [given])
+    learn(control)
+    assert torch.equal(control.seen[2][0], given)
+    for ours, theirs in zip(control.blocks[0].params, source.blocks[0].params, strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def learn(one: population.Population) -> None:
+    """Learn the first task."""
+    one.begin(0)
+    for number in range(one.passes):
+        one.draw(0, number)
+        for _ in range(one.steps):
+            one.step()
+
+
+def test_s_of_every_step_is_kept_to_a_128th(tmp_path: Path) -> None:
+    (folder,) = train(tmp_path, [config(epochs=1)])
+    alone = population.Population([population.Config(**config(epochs=1))], tmp_path, CPU, [None])
+    learn(alone)
+    s = read_alignment(folder.path / "alignment.pt")
+    torch.testing.assert_close(s, alone.seen[2][0], rtol=0, atol=1 / 256)
+
+
+def test_levels_of_s_are_packed_without_loss() -> None:
+    s = torch.tensor([0.0, 1.0, -1.0, 0.999, -0.004, 0.3, -0.7])
+    levels = levels_of(s)
+    assert levels.tolist() == [0, 127, -128, 127, -1, 38, -90]
+    assert torch.equal(unpacked_levels(packed_levels(levels)), levels)
+    noise = torch.randint(-128, 128, (5000,), generator=torch.Generator().manual_seed(0)).to(torch.int8)
+    assert torch.equal(unpacked_levels(packed_levels(noise)), noise)
+    # A smoothed cosine as runs have it: half a byte per step at most.
+    draws = 0.1 * torch.randn(20_000, generator=torch.Generator().manual_seed(0))
+    walk, values = 0.0, []
+    for draw in draws.tolist():
+        walk = 0.9 * walk + 0.1 * draw
+        values.append(walk)
+    assert len(packed_levels(levels_of(torch.tensor(values)))) < 20_000 / 2
+
+
+def test_a_control_takes_the_d_of_the_next_seed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The registered studies in small, with their controls, as the lab runs them."""
+    small = {"epochs": 2, "passes": 2, "batch": 64, "width": 16, "data": "digits", "held_out": 300}
+    presets: Any = EXPERIMENT.presets
+    studies = [
+        replace(study, workload={**study.workload, **small}, seeds=study.seeds[:3])
+        for study in presets["registered-controls"]
+    ]
+    monkeypatch.setitem(presets, "registered-controls", tuple(studies))
+    chosen = ("claim13-80", "claim14-100", "edge-40")
+    selection = Selection("online", "registered-controls", studies=chosen)
+    run(selection, Place(tmp_path, tmp_path), 1, lambda event: None)
+    for plan in plans(selection, tmp_path):
+        for arm in plan.study.arms:
+            trials = plan.reported(arm)
+            assert trials is not None and all(plan.result(trial) for trial in trials)
+            if arm.damping is None:
+                continue
+            sources = plan.reported(plan.study.arm(str(arm.control_of)))
+            assert sources is not None
+            for seed, trial in enumerate(trials):
+                source, folder = TrialFolder(tmp_path, sources[(seed + 1) % 3]), TrialFolder(tmp_path, trial)
+                assert trial["damping"] == "another" and trial["damping_of"] == source.key
+                used = read_alignment(source.path / "alignment.pt").view(2, -1).mean(1)
+                assert [row["alignment"] for row in folder.metrics()] == pytest.approx(
+                    used.tolist(), abs=1e-6
+                )
+                assert folder.metrics() != TrialFolder(tmp_path, sources[seed]).metrics()
+                assert not (folder.path / "alignment.pt").exists()  # its source has it
 
 
 def test_one_product_for_all_members_is_each_members_own() -> None:

@@ -127,6 +127,9 @@ def run(
         int | None, typer.Option(min=1, help="Processes. Default: one a GPU, or one a core on a CPU.")
     ] = None,
     together: Annotated[int, typer.Option(min=1, help="Trials side by side on one GPU.")] = 4,
+    save_every: Annotated[
+        float, typer.Option(min=0.0, metavar="SECONDS", help="The least time between checkpoints of a trial.")
+    ] = 60.0,
     engine: Annotated[
         str, typer.Option(help="local: processes here; ray: tasks of a Ray cluster.")
     ] = "local",
@@ -139,7 +142,9 @@ def run(
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     on_gpu = device.startswith("cuda")
-    place = Place(out.resolve(), (data or default_folder()).resolve(), device, together if on_gpu else 1)
+    place = Place(
+        out.resolve(), (data or default_folder()).resolve(), device, together if on_gpu else 1, save_every
+    )
     count = workers or (max(1, torch.cuda.device_count()) if on_gpu else cores())
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # what a cluster ends a job with
     if address is not None and engine != "ray":

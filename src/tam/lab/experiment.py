@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from tam.lab.store import LabError, TrialFolder, read_result
+from tam.lab.store import LabError, TrialFolder, key_of, read_result
 
 Trial = dict[str, Any]  # a config: all that determines it
 
@@ -27,7 +27,8 @@ class Arm:
     """What is compared: an optimizer with its options, and the learning rates it may choose from.
 
     A control has the lr of another arm, times `lr_ratio`; with `damping` its d is replaced by that arm's own,
-    seed by seed: by their mean, or in shuffled order (`variants.controls` makes them).
+    seed by seed: by their mean, or in shuffled order (`variants.controls` makes them), or by the d of that
+    arm's run with the study's next seed, in order ("another", `variants.another_seeds_damping`).
     """
 
     name: str
@@ -295,13 +296,26 @@ class Plan:
         if arm.damping is None:
             return [self.trial(arm, chosen[0], seed, test=True) for seed in self.study.seeds]
         assert arm.control_of is not None
-        sources = self.reported(self.study.arm(arm.control_of))
-        assert sources is not None  # its lr is chosen, too
+        source_arm = self.study.arm(arm.control_of)
+        source_lr = self.chosen(source_arm)
+        assert source_lr is not None  # it is known, or the control's would not be
         return [
             self.trial(arm, chosen[0], seed, test=True, damping=arm.damping,
-                       damping_of=TrialFolder(self.root, source).key)
-            for seed, source in zip(self.study.seeds, sources, strict=True)
+                       damping_of=key_of(self.trial(source_arm, source_lr[0], source_seed, test=True)))
+            for seed, source_seed in self._source_seeds(arm.damping)
         ]  # fmt: skip
+
+    def _source_seeds(self, damping: str) -> list[tuple[int, int]]:
+        """Return each seed and the seed whose d a control takes: its own, or the next of the whole study.
+
+        The next one of the whole study, also where only some of its seeds are run: a control is one trial.
+        """
+        every = self.whole.seeds
+        if damping != "another":
+            return [(seed, seed) for seed in self.study.seeds]
+        if len(every) < 2:
+            raise LabError(f"{self.study.name} has one seed: a control needs another one's d")
+        return [(seed, every[(every.index(seed) + 1) % len(every)]) for seed in self.study.seeds]
 
     def to_run(self) -> list[tuple[Arm, Trial]]:
         """The trials that can be run now and have no result; empty when the study is done."""

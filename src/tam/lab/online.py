@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tam.lab.damping import check_length, given_alignment, keep_alignment
+from tam.lab.damping import check_length, given_alignment, keep_levels
 from tam.lab.data import files, find
 from tam.lab.population import Config, Population
 from tam.lab.store import TrialFolder
@@ -81,8 +81,9 @@ class Member:
         self.start = 0 if found is None else found[0]
         self.state = None if found is None else found[1]
         self.given = given_alignment(config, folder)
-        found_s = torch.zeros(0) if self.state is None else self.state["alignments"].cpu()
-        self.alignments: list[Tensor] = [found_s] if len(found_s) else []
+        self.levels: list[Tensor] = []  # s of every step, task by task
+        if self.state is not None and len(self.state["levels"]):
+            self.levels.append(self.state["levels"].cpu())
 
     def result(self, parameters: int) -> dict[str, Any]:
         rows = self.folder.rows
@@ -119,16 +120,16 @@ def _run(
                 population.step()
                 yield None
         rows = population.rows(task)
-        for member, row, s in zip(members, rows, population.alignments(), strict=True):
+        for member, row, s in zip(members, rows, population.levels(), strict=True):
             member.folder.log(row)
-            member.alignments += [] if s is None else [s]
+            member.levels += [] if s is None else [s]
         shown = {"epoch": task + 1, "online": mean(row["online"] for row in rows)}
         yield Progress(task + 1, config.epochs, shown)
         now = time.monotonic()
         if now - saved > save_every and task + 1 < config.epochs:
             for i, member in enumerate(members):
-                kept = torch.cat(member.alignments) if member.alignments else torch.zeros(0)
-                more = {"alignments": kept, "seconds": spent + now - begin}
+                kept = torch.cat(member.levels) if member.levels else torch.zeros(0)
+                more = {"levels": kept, "seconds": spent + now - begin}
                 member.folder.save(task + 1, {**population.state_of(i), **more})
             saved = now
     if until < config.epochs:
@@ -138,6 +139,6 @@ def _run(
         return
     for member in members:
         member.start = until
-        if member.alignments:
-            keep_alignment(member.folder, torch.cat(member.alignments))
+        if member.levels:
+            keep_levels(member.folder, torch.cat(member.levels))
         member.folder.finish(member.result(population.parameters()), spent + time.monotonic() - begin, device)

@@ -18,7 +18,7 @@ from torch.func import vmap
 from torch.nn.functional import cross_entropy
 
 from tam import functional
-from tam.lab.damping import check_damping
+from tam.lab.damping import check_damping, levels_of
 from tam.lab.data import load, split
 from tam.lab.graphed import Graphed
 from tam.lab.images import normalise
@@ -277,9 +277,12 @@ class Population:
 
     def draw(self, task: int, number: int) -> None:
         """The order of a pass, the same for all members of a seed."""
-        for i, seed in enumerate(self.seeds):
+        drawn = []
+        for indices, seed in zip(self.indices, self.seeds, strict=True):
             generator = torch.Generator().manual_seed((seed * 1009 + task) * 1009 + number)
-            self.drawn[i].copy_(self.indices[i][torch.randperm(self.indices.shape[1], generator=generator)])
+            drawn.append(indices[torch.randperm(len(indices), generator=generator)])
+        # One copy, after all are drawn: it waits for the steps before, which go on meanwhile.
+        self.drawn.copy_(torch.stack(drawn))
 
     def _step(self) -> None:
         losses, right = self.forward()
@@ -345,11 +348,11 @@ class Population:
             found.append({**row, "alignment": float(s[i].mean())} if config.optimizer == "tam" else row)
         return self._as_given(found)
 
-    def alignments(self) -> list[Tensor | None]:
-        """s of every step of the task, of TAM's members."""
-        seen = self.seen[2].to("cpu", copy=True)  # the next task writes there
+    def levels(self) -> list[Tensor | None]:
+        """s of every step of the task in 8 bits, of the members that follow their own torque."""
+        seen = levels_of(self.seen[2]).cpu()
         return self._as_given(
-            [s if config.optimizer == "tam" else None for config, s in zip(self.configs, seen, strict=True)]
+            [s if free(config) else None for config, s in zip(self.configs, seen, strict=True)]
         )
 
     def _as_given(self, found: list[Any]) -> list[Any]:

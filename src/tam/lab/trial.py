@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import math
 import time
 from collections.abc import Callable, Generator
@@ -14,6 +13,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from tam import registry
+from tam.lab.canonical_defaults import canonical_options
 from tam.lab.store import TrialFolder
 
 
@@ -78,10 +78,7 @@ def told(config: Any) -> dict[str, Any]:
     given, defaults = asdict(config), {f.name: f.default for f in fields(config)}
     record = registry.get(given["optimizer"])
     given |= {"lr": float(given["lr"]), "optimizer": record.name}
-    usual = {k: p.default for k, p in inspect.signature(record.cls).parameters.items()} | dict(record.options)
-    options = {k: list(v) if isinstance(v, tuple) else v for k, v in given["options"].items()}
-    usual = {k: list(v) if isinstance(v, tuple) else v for k, v in usual.items()}
-    given["options"] = {k: v for k, v in options.items() if k not in usual or usual[k] != v}
+    given["options"] = canonical_options(record.name, given["options"])
     return {k: v for k, v in given.items() if v != defaults[k] and v != {}}
 
 

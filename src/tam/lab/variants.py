@@ -65,6 +65,15 @@ def controls(arm: Arm) -> tuple[Arm, ...]:
     return tuple(found)
 
 
+def another_seeds_damping(arm: Arm) -> Arm:
+    """Return the control with the d of another seed's run, step by step: the same schedule, no feedback."""
+    own = {k: v for k, v in arm.settings.items() if k not in NOT_A_CONTROLS}
+    return Arm(
+        f"{arm.name}, another seed's damping", arm.optimizer, (), arm.options, own,
+        control_of=arm.name, damping="another",
+    )  # fmt: skip
+
+
 def with_controls(study: Study) -> Study:
     """The study with the controls of every arm that can have them."""
     if not study.controls:

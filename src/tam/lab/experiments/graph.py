@@ -71,6 +71,23 @@ def with_the_papers_lr(made: Study) -> Study:
     return replace(made, arms=(*made.arms, *arms), choices={**made.choices, "the paper's lr": told})
 
 
+def registered(switch: int, n: int) -> Study:
+    """Return a study of claims 19 and 20 in docs/registered.md, with its controls and n fresh seeds."""
+    made, settings = study(switch), {"switch": switch}
+    sgdm = Arm("SGDM warm-up at 0.005", "sgdm", (0.005,), {}, settings)
+    tam = Arm("TAM warm-up at 0.01", "tam", (0.01,), {}, settings, against=(ADAM.name,))
+    constant = [one for one in variants.controls(tam) if one.damping == "mean"]
+    return replace(
+        made,
+        arms=(sgdm, ADAM, tam, *constant, variants.another_seeds_damping(tam)),
+        baseline=sgdm.name,
+        seeds=tuple(range(200, 200 + n)),  # stored trials have 0 to 9, 100 and 101
+        tuning_seeds=(),
+        paper={},
+        choices={**made.choices, "lr": "fixed beforehand: 0.01, the paper's, and half of it for SGDM."},
+    )
+
+
 def smoke() -> Study:
     made = study(10, data="generated")
     arms = tuple(
@@ -99,6 +116,7 @@ EXPERIMENT = Experiment(
     {
         "paper": tuple(with_the_papers_lr(one) for one in STUDIES),
         "fair": tuple(variants.fair(variants.without(one, TUNED.name), middle=0.01) for one in STUDIES),
+        "registered": tuple(registered(switch, n) for switch, n in ((10, 30), (50, 21), (100, 21))),
         "quick": tuple(replace(study(switch, epochs=60), paper={}) for switch in (None, 10, 50)),
         "smoke": (smoke(),),
     },

@@ -131,6 +131,15 @@ def at_the_papers_lr() -> tuple[Study, ...]:
     return tuple(found)
 
 
+def registered(controls: bool = False) -> tuple[Study, ...]:
+    """Return the study of claim 1 in docs/registered.md; `controls`: with another seed's damping, too."""
+    lrs = {"sgdm": (0.1,), "tam": (0.2,)}
+    sgdm, tam = (one for one in arms(1e-4, lrs) if not one.control_of)
+    more = (variants.another_seeds_damping(tam),) if controls else ()
+    seeds = tuple(range(3, 13))  # stored trials have 0 to 2
+    return (study("cifar10", "resnet18", 1e-4, arms=(sgdm, tam, *more), seeds=seeds, margin=0.3),)
+
+
 def quick() -> tuple[Study, ...]:
     """Minutes on one GPU: SGDM and TAM for 20 epochs."""
     lrs = {"sgdm": (0.1,), "tam": (0.2,)}
@@ -162,6 +171,8 @@ EXPERIMENT = Experiment(
         "vit": (vit("cifar10"), vit("cifar100")),
         "fair": tuple(map(variants.fair, paper())),
         "lr": at_the_papers_lr(),
+        "registered": registered(),
+        "registered-controls": registered(controls=True),
         "quick": quick(),
         "smoke": smoke(),
     },

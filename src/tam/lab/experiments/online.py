@@ -81,6 +81,59 @@ def plasticity(plan: Plan) -> list[str]:
     return lines
 
 
+FRESH = 200  # the first seed that no stored trial has: those have 0 to 4, 100 and 101
+REGISTERED = {
+    "lr": "fixed beforehand, no search: TAM's is twice SGDM's, an equal effective lr.",
+    "tasks": "40 of 40 passes, as in the pilots; the paper has 60.",
+}
+
+
+def registered(controls: bool = False) -> tuple[Study, ...]:
+    """Return the studies of docs/registered.md; `controls`: with another seed's damping, too."""
+    found = [
+        *(_claim(13, 2, delta, n, margin) for delta, n, margin in ((80, 20, 0.7), (100, 40, 1.1))),
+        *(_claim(14, 4, delta, 10, 0.2) for delta in (80, 100)),
+        *(_past_the_edge(delta, margin) for delta, margin in ((40, 3.4), (100, 5.2))),
+    ]
+    if not controls:
+        return tuple(found)
+    return tuple(
+        replace(
+            one,
+            arms=(*one.arms, *(variants.another_seeds_damping(a) for a in one.arms if a.optimizer == "tam")),
+        )
+        for one in found
+    )
+
+
+def _registered_study(
+    name: str, depth: int, delta: int, arms: tuple[Arm, ...], n: int, margin: float
+) -> Study:
+    """Return a study of 40 tasks with n fresh seeds."""
+    plain = study(depth, delta, epochs=40)
+    seeds, choices = tuple(range(FRESH, FRESH + n)), {**plain.choices, **REGISTERED}
+    return replace(
+        plain, name=name, arms=arms, baseline=arms[0].name, seeds=seeds, tuning_seeds=(), margin=margin,
+        choices=choices,
+    )  # fmt: skip
+
+
+def _claim(number: int, depth: int, delta: int, n: int, margin: float) -> Study:
+    """Return TAM and SGDM at the lrs of the pilots, an equal effective lr, and SGD."""
+    sgd = [Arm(f"SGD at {lr}", "sgd", (lr,)) for lr in ((0.03, 0.05) if depth == 2 else (0.05,))]
+    tam = Arm("TAM", "tam", (0.01,), against=tuple(one.name for one in sgd))
+    arms = (Arm("SGDM", "sgdm", (0.005,)), *sgd, tam)
+    return _registered_study(f"claim{number}-{delta}", depth, delta, arms, n, margin)
+
+
+def _past_the_edge(delta: int, margin: float) -> Study:
+    """Return TAM and SGDM at lrs that are too large for SGDM."""
+    lrs = (0.01, 0.02)
+    sgdm = [Arm(f"SGDM at {lr}", "sgdm", (lr,), versus="") for lr in lrs]
+    tam = [Arm(f"TAM at {2 * lr}", "tam", (2 * lr,), versus=f"SGDM at {lr}") for lr in lrs]
+    return _registered_study(f"edge-{delta}", 4, delta, (*sgdm, *tam), 15, margin)
+
+
 def smoke() -> tuple[Study, ...]:
     small: dict[str, Any] = {"epochs": 2, "passes": 2, "batch": 64, "width": 16, "data": "digits"}
     arms = tuple(replace(arm, lrs=arm.lrs[-2:]) for arm in ARMS)
@@ -111,6 +164,8 @@ EXPERIMENT = Experiment(
         "tasks40": studies(tuning_seeds=(100,), epochs=40),
         "samples": studies(tuning_seeds=(100,), epochs=5, reading="samples"),
         "fair": tuple(variants.fair(one, middle=0.01) for one in studies()),
+        "registered": registered(),
+        "registered-controls": registered(controls=True),
         "quick": studies(tuning_seeds=(100,), epochs=5),
         "smoke": smoke(),
     },

@@ -58,6 +58,12 @@ def steps(plan: Plan) -> list[str]:
     return lines
 
 
+def registered() -> tuple[Study, ...]:
+    """Return the studies of claim 11 in docs/registered.md."""
+    seeds = tuple(range(3, 13))  # stored trials have 0 to 2
+    return tuple(replace(study(batch, 512), seeds=seeds, margin=0.05) for batch in (8, 32))
+
+
 EXPERIMENT = Experiment(
     "runtime",
     "Running time (the paper's appendix)",
@@ -66,6 +72,7 @@ EXPERIMENT = Experiment(
     {
         "paper": (study(8, 512), study(32, 512), study(8, 128)),
         "fair": (study(8, 512),),
+        "registered": registered(),
         "quick": (study(8, 512, rounds=3),),
         "smoke": (replace(study(2, 16, "tiny-bert", rounds=2), seeds=(0, 1), paper={}, small=True),),
     },
