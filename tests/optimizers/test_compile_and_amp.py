@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import cache
 from typing import Any
 
 import pytest
@@ -78,6 +79,24 @@ def test_a_traced_step_gives_the_same_figures(cls: type, way: str, scope: dict[s
 @pytest.mark.parametrize("cls", ALL)
 def test_a_compiled_step_gives_the_same_figures(cls: type) -> None:
     compile_against_eager(cls, "inductor", **options_of(cls))
+
+
+@cache
+def compilations(cls: type) -> int:
+    """Return how often 4 steps are compiled, each with another float lr."""
+    torch._dynamo.reset()
+    optimizer = cls(parameters(SHAPES))
+    counter = CompileCounterWithBackend("aot_eager")
+    optimizer.step = torch.compile(optimizer.step, backend=counter)
+    for k in range(4):
+        optimizer.param_groups[0]["lr"] = 0.01 * (k + 1)
+        train(optimizer, 1, start=k)
+    return counter.frame_count
+
+
+@pytest.mark.parametrize("cls", ALL)
+def test_a_float_lr_compiles_as_often_as_torchs_adam(cls: type) -> None:
+    assert compilations(cls) <= compilations(torch.optim.Adam)
 
 
 @pytest.mark.parametrize("cls, way", PAIRS)

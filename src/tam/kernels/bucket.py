@@ -57,10 +57,15 @@ class Bucket:
         return a.reshape(()).to(self.device, self.compute_dtype)
 
     def lr(self, ops: Arithmetic) -> Any:
-        """The group's lr; under torch.compile a tensor, so that a scheduler causes no recompilation."""
+        """Return the group's lr, under torch.compile always as a tensor.
+
+        A tensor lr never causes a new compilation. A float lr causes one, when it first changes: torch
+        compiles the first value in and only then makes the number an input of the graph.
+        """
         lr = self.group["lr"]
         if torch.compiler.is_compiling() and not isinstance(lr, Tensor):
-            return torch.full((), lr, dtype=self.compute_dtype, device=self.device)
+            # A product: `torch.full` would compile each new value in until torch gives up compiling.
+            return torch.ones((), dtype=self.compute_dtype, device=self.device) * lr
         return self.scalar(ops, lr)
 
 

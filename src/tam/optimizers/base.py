@@ -153,14 +153,15 @@ class Base(Optimizer):
             values = [group[name] for group in self.param_groups]
             if any(value != values[0] for value in values):
                 raise ValueError(f"{name} must be the same in all groups, but is {values}")
-        cuda = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        # Like torch's optimizers, not while torch.compile traces: in torch 2.6 these calls break the graph.
+        cuda = not torch.compiler.is_compiling() and torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
         capturing = cuda and torch.cuda.is_current_stream_capturing()
         for i, group in enumerate(self.param_groups):
-            needs_capturable = "step" in self.state_keys(group) and not group["capturable"]
             for j, p in enumerate(group["params"]):
                 if p.grad is None:
                     continue
-                if capturing and needs_capturable and p.is_cuda:
+                # `not capturable` comes late: where torch 2.15 traces it, it compiles again at every step.
+                if capturing and p.is_cuda and not group["capturable"] and "step" in self.state_keys(group):
                     raise RuntimeError(
                         "a CUDA graph is being captured with capturable=False: the step count "
                         "would stand still; make the optimizer with capturable=True"
