@@ -2,7 +2,9 @@
 #   make demo     train the paper's six optimizers on real data and write a page
 #   make test     lint, type-check and test, as CI does
 #   make bench    time the step against torch's optimizers, on the GPU if there is one
-# Each makes .venv and installs what it needs into it.
+#   make compat   test with the oldest and the newest torch, in .compat (gigabytes)
+#   make sanitize test the CPU kernel with gcc's address and undefined-behaviour sanitizers
+# Each makes .venv (compat: .compat) and installs what it needs into it.
 
 PYTHON ?= python3
 VENV := .venv
@@ -11,7 +13,7 @@ CODE := src tests benchmarks examples setup.py
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 SOURCES := pyproject.toml constraints.txt setup.py $(wildcard src/tam/kernels/native*.[ch])
 
-.PHONY: demo test lint types bench install clean
+.PHONY: demo test lint types bench compat compat-oldest compat-newest sanitize install clean
 
 demo: $(VENV)/.demo
 	$(BIN)/tam demo
@@ -29,6 +31,42 @@ types: $(VENV)/.dev
 
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/step.py --out benchmarks/results/latest.json
+
+# Python 3.10 is the oldest we support; a python3.10 may exist and not run (pyenv's shims).
+OLDEST_PYTHON ?= $(shell python3.10 -c 'import sys; print(sys.executable)' 2>/dev/null || echo $(PYTHON))
+NEWEST_PYTHON ?= $(PYTHON)
+COMPAT_TESTS := tests/optimizers tests/kernels tests/recording tests/integrations \
+	tests/distributed/test_dtensor.py tests/distributed/test_checkpoint.py \
+	tests/test_functional.py tests/test_hand_over.py tests/test_warmup.py
+COMPAT_VERSIONS := import platform as p, torch, triton; \
+	print("Python", p.python_version(), "torch", torch.__version__, "triton", triton.__version__)
+
+compat: compat-oldest compat-newest
+
+compat-oldest: COMPAT = $(OLDEST_PYTHON) -m venv .compat/oldest
+compat-oldest: COMPAT_TORCH = torch==2.6.0
+compat-newest: COMPAT = $(NEWEST_PYTHON) -m venv .compat/newest
+compat-newest: COMPAT_TORCH = torch
+compat-oldest compat-newest: compat-%:
+	test -x .compat/$*/bin/python || $(COMPAT)
+	@echo "installing into .compat/$*; the first time this takes minutes"
+	.compat/$*/bin/python -m pip install --quiet --upgrade --upgrade-strategy eager \
+		$(COMPAT_TORCH) --editable '.[demo,lightning,record,timm,transformers]' hypothesis pytest
+	@.compat/$*/bin/python -c '$(COMPAT_VERSIONS)'
+	.compat/$*/bin/python -m pytest -q $(COMPAT_TESTS)
+	TRITON_INTERPRET=1 .compat/$*/bin/python -m pytest -q tests/kernels/test_triton.py tests/recording/test_cuda.py
+
+# In a copy of the package. Python itself is not instrumented, so the sanitizer's library is loaded
+# first, and libstdc++ with it: else torch's exceptions end the process.
+SANITIZED := $(CURDIR)/build/sanitize
+sanitize: $(VENV)/.dev
+	rm -rf $(SANITIZED) && mkdir -p $(SANITIZED) && cp -R src/tam $(SANITIZED)
+	rm -f $(SANITIZED)/tam/kernels/_native*.so
+	$(CC) -O2 -g -std=c11 -fopenmp -ffp-contract=off -fsanitize=address,undefined -fno-sanitize-recover=all \
+		-shared -fPIC src/tam/kernels/native.c -o $(SANITIZED)/tam/kernels/_native.so -lm
+	LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -print-file-name=libstdc++.so.6)" \
+		ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc PYTHONPATH=$(SANITIZED) \
+		$(BIN)/python -m pytest -o pythonpath=. --capture=sys tests/kernels
 
 install: $(VENV)/.dev
 
@@ -48,5 +86,5 @@ $(VENV)/.dev: $(VENV)/.made $(SOURCES)
 	touch $@ $(VENV)/.demo
 
 clean:
-	rm -rf $(VENV) build dist src/*.egg-info src/tam/kernels/_native*.so .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .compat build dist src/*.egg-info src/tam/kernels/_native*.so .pytest_cache .mypy_cache .ruff_cache
 	rm -f tam-demo.html

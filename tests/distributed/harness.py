@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import multiprocessing
 import os
 import time
@@ -11,11 +12,18 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.fsdp import fully_shard
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tam.distributed import Exchange
+
+# torch 2.6 cannot run FSDP2 on the CPU, and its fully_shard lacks this argument. Tests that only need
+# sharded parameters use tensor parallel there, which works on two ranks.
+FSDP_ON_CPU = "ignored_params" in inspect.signature(fully_shard).parameters
+NEEDS_FSDP = pytest.mark.skipif(not FSDP_ON_CPU, reason="this torch cannot run FSDP2 on the CPU")
 
 
 def on_ranks(worker: Callable[[], Any], ranks: int, folder: Path) -> list[Any]:

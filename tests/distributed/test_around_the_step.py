@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,8 @@ from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tenso
 
 import tam
 from tam.distributed import GradScaler
-from tests.distributed.harness import on_ranks
-from tests.distributed.test_dtensor import apart, groups, net, train, whole
+from tests.distributed.harness import FSDP_ON_CPU, on_ranks
+from tests.distributed.test_dtensor import apart, groups, net, tensor_parallel, train, whole
 from tests.distributed.test_shards import gradients, own_piece, start
 from tests.helpers import TORQUE
 
@@ -236,6 +237,8 @@ def two_ranks() -> Any:
         fully_shard(model.one, mesh=mesh)
         fully_shard(model, mesh=mesh, ignored_params={model.scale})
 
+    if not FSDP_ON_CPU:
+        fsdp = partial(tensor_parallel, mesh=mesh)
     return {
         "recorded": [*recorded(fsdp), recorded_shards(), *warmups_on_shards()],
         "exchanged": exchanged_by_a_recorder(fsdp),

@@ -23,8 +23,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 import tam
-from tests.distributed.harness import on_ranks
-from tests.distributed.test_dtensor import groups, net, train, whole
+from tests.distributed.harness import FSDP_ON_CPU, NEEDS_FSDP, on_ranks
+from tests.distributed.test_dtensor import groups, net, tensor_parallel, train, whole
 
 
 def warmup(params: Any, lr: float) -> tam.Warmup:
@@ -43,7 +43,8 @@ def make(i: int) -> tuple[Any, Any]:
     model = net()
     ranks = torch.distributed.get_world_size()
     if ranks > 1:
-        fully_shard(model, mesh=init_device_mesh("cpu", (ranks,)))
+        mesh = init_device_mesh("cpu", (ranks,))
+        fully_shard(model, mesh=mesh) if FSDP_ON_CPU else tensor_parallel(model, mesh)
     cls, options = CASES[i]
     return model, cls(groups(model), **options)
 
@@ -113,7 +114,9 @@ def load() -> Any:
     return found
 
 
-@pytest.mark.parametrize("first, second", [(2, 1), (2, 4), (1, 2), (4, 2)])
+@pytest.mark.parametrize(
+    "first, second", [(2, 1), (1, 2), *(pytest.param(*ranks, marks=NEEDS_FSDP) for ranks in ((2, 4), (4, 2)))]
+)
 def test_saved_here_and_loaded_there(
     first: int, second: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

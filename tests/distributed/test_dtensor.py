@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import tam
 from tam.kernels import way_of
-from tests.distributed.harness import counted, on_ranks
+from tests.distributed.harness import FSDP_ON_CPU, NEEDS_FSDP, counted, on_ranks
 from tests.helpers import TORQUE
 
 STEPS = 8
@@ -55,6 +55,10 @@ def groups(model: nn.Module) -> list[dict[str, Any]]:
         {"params": [p for n, p in named if "three" not in n]},
         {"params": [p for n, p in named if "three" in n], "weight_decay": 0.05},
     ]
+
+
+def tensor_parallel(model: nn.Module, mesh: DeviceMesh) -> None:
+    parallelize_module(model, mesh, {"one": ColwiseParallel(), "two": RowwiseParallel()})
 
 
 def train(model: nn.Module, optimizer: torch.optim.Optimizer, steps: int = STEPS) -> list[int]:
@@ -133,15 +137,15 @@ def two_ranks() -> Any:
     def ignoring(model: nn.Module) -> None:
         fully_shard(model, mesh=mesh, ignored_params={model.scale, model.one.weight})
 
-    def tensor_parallel(model: nn.Module) -> None:
-        parallelize_module(model, mesh, {"one": ColwiseParallel(), "two": RowwiseParallel()})
-
+    parallel = partial(tensor_parallel, mesh=mesh)
+    if not FSDP_ON_CPU:
+        fsdp = ignoring = parallel
     return {
         "loop": compare(fsdp, {"foreach": False}),
         "foreach": compare(fsdp, {"foreach": True}),
         "fused": compare(fsdp, {"fused": True}),
         "ignored": compare(ignoring, {}),
-        "tensor parallel": compare(tensor_parallel, {}),
+        "tensor parallel": compare(parallel, {}),
         "ddp": ddp(),
         "partial": partial_gradients(mesh),
         "differentiable": refused(mesh, partial(tam.TAM, differentiable=True)),
@@ -175,8 +179,7 @@ def partial_gradients(mesh: Any) -> Any:
         a, b = tam.TAM([p], lr=0.1), tam.TAM([q], lr=0.1)
         for parts in summands:
             p.grad = parts.sum(0)
-            mine = DTensor.from_local(parts[dist.get_rank()].clone(), mesh, [Partial()])
-            q.grad = mine.redistribute(mesh, [Partial()])
+            q.grad = DTensor.from_local(parts[dist.get_rank()].clone(), mesh, [Partial()])
             a.step()
             b.step()
             kept = q.grad.placements == (Partial(),) and torch.equal(
@@ -316,7 +319,7 @@ def four_ranks() -> Any:
         fully_shard(model, mesh=mesh)  # replicated over the outer dimension, sharded over the inner one
 
     def both(model: nn.Module) -> None:
-        parallelize_module(model, mesh["inner"], {"one": ColwiseParallel(), "two": RowwiseParallel()})
+        tensor_parallel(model, mesh["inner"])
         fully_shard(model, mesh=mesh["outer"])
 
     def two_meshes(model: nn.Module) -> None:
@@ -361,6 +364,7 @@ def outside_of_a_mesh() -> Any:
     return q.detach().clone()
 
 
+@NEEDS_FSDP
 def test_four_ranks(tmp_path: Path) -> None:
     results = on_ranks(four_ranks, 4, tmp_path)
     for result in results:

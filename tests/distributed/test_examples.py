@@ -12,6 +12,8 @@ import pytest
 import torch
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
+from tests.distributed.harness import NEEDS_FSDP
+
 ROOT = Path(__file__).parent.parent.parent
 TEXT = ROOT / "README.md"
 
@@ -52,7 +54,7 @@ def state(name: str, folder: Path) -> dict[str, torch.Tensor]:
     return found
 
 
-@pytest.mark.parametrize("name", ["ddp", "fsdp2"])
+@pytest.mark.parametrize("name", ["ddp", pytest.param("fsdp2", marks=NEEDS_FSDP)])
 def test_a_killed_rank_changes_nothing(name: str, tmp_path: Path) -> None:
     script = ROOT / "examples" / f"{name}.py"
     options = ["--steps", "12", "--every", "4", "--text", str(TEXT), "--folder"]
