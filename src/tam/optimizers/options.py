@@ -42,6 +42,13 @@ def nonnegative(name: str, value: Any) -> None:
         _refuse(name, value, allowed)
 
 
+def finite_number(name: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{name} must be a finite number, got {value!r}")
+    if not math.isfinite(value):
+        raise ValueError(f"{name} must be a finite number, got {value!r}")
+
+
 def below_one(name: str, value: Any) -> None:
     allowed = "a number in [0, 1)"
     if not 0 <= _number(name, value, allowed) < 1:
@@ -95,6 +102,7 @@ CHECKS: Mapping[str, Check] = {
     "floor": nonnegative,
     "weight_decay": nonnegative,
     "scope": one_of(*SCOPES),
+    "gain": finite_number,
     "ema": flag,
     "bias_correction": flag,
     "max_grad_norm": optional_norm,
