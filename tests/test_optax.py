@@ -666,6 +666,19 @@ def test_a_real_momentum_cannot_hold_complex_gradients(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["adatam", "adatamw"])
+def test_the_second_moment_of_float16_parameters_does_not_underflow(name: str) -> None:
+    optimizer = getattr(tam.optax, name)(1e-2, bias_correction=True, weight_decay=0.0)
+    _, grads = stream(shapes=[(100,)], steps=5)
+    theta = {}
+    for dtype in (jnp.float16, jnp.float32):
+        rows = [jnp.asarray(1e-3 * g.numpy(), dtype) for (g,) in grads]
+        theta[dtype], _ = by_optax(optimizer, jnp.zeros(100, dtype), rows)
+    assert theta[jnp.float16].dtype == jnp.float16
+    # With v in float16 the parameters move 40 times as far.
+    close(theta[jnp.float16].astype(jnp.float32), theta[jnp.float32], 1e-2)
+
+
+@pytest.mark.parametrize("name", ["adatam", "adatamw"])
 def test_a_learning_rate_for_adam_warns(name: str) -> None:
     factory = getattr(tam.optax, name)
     for rate in (1e-3, np.float32(0.1), 1):

@@ -52,7 +52,7 @@ class AdaTAMState(NamedTuple):
 
     count: jax.Array  # type: ignore[assignment]  # the number of steps; a tuple has a method `count`
     mu: Any  # m
-    nu: Any  # v
+    nu: Any  # v, float32 for float16 parameters
     alignment: jax.Array  # s, as in `TAMState`
 
 
@@ -303,7 +303,10 @@ def _scale_by_adatam(
 
     def init(params: Any) -> AdaTAMState:
         m, s = torque.init(params, mu_dtype)
-        return AdaTAMState(jnp.zeros((), jnp.int32), m, jax.tree.map(jnp.zeros_like, params), s)
+        # In float16, (1 - b2) g^2 is 0 where |g| < 5e-3: v would forget all but the newest gradient.
+        wider = {jnp.dtype(jnp.float16): jnp.float32}
+        v = jax.tree.map(lambda p: jnp.zeros_like(p, dtype=wider.get(jnp.result_type(p))), params)
+        return AdaTAMState(jnp.zeros((), jnp.int32), m, v, s)
 
     def move(v: jax.Array, g: jax.Array) -> jax.Array:
         beta2 = _number(b2, v)
