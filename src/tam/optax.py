@@ -1,4 +1,4 @@
-r"""Torque-aware momentum for JAX: the optimizers of this library as optax transformations.
+r"""Torque-aware momentum for JAX: TAM, AdaTAM and AdaTAMW as optax gradient transformations.
 
     import optax, tam.optax
 
@@ -8,20 +8,20 @@ r"""Torque-aware momentum for JAX: the optimizers of this library as optax trans
     params = optax.apply_updates(params, updates)
     optax.tree_utils.tree_get(state, "alignment")  # s
 
-`scale_by_torque` is the damped momentum alone, to be chained with what else optax has. Everything
+`scale_by_torque` is the damped momentum alone, for chains with other transformations. Everything
 works under jit, vmap and grad. Reference: Malviya et al. 2024, "Torque-Aware Momentum",
 arXiv:2412.18790.
 """
 
-from __future__ import annotations
-
+# No `from __future__ import annotations` here: optax reads the annotation of `learning_rate` to see
+# whether a factory accepts schedules, and a string is not `optax.ScalarOrSchedule`.
 import math
-from collections.abc import Callable
+import warnings
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from tam._extras import missing
-from tam.optimizers.options import CHECKS, below_one, nonnegative, one_of
+from tam.optimizers.options import CHECKS, below_one, nonnegative, one_of, optional_flag
 
 try:
     import jax
@@ -31,57 +31,66 @@ try:
 except ImportError as error:
     raise missing("tam.optax", "jax", error) from error
 
-__all__ = ["AdaTAMState", "TAMState", "adatam", "adatamw", "scale_by_torque", "tam"]
+__all__ = ["AdaTAMState", "ScheduledDecayState", "TAMState", "adatam", "adatamw", "scale_by_torque", "tam"]
 
 Leaves = list[jax.Array]  # of the parameters that have a gradient, as reals of at least 32 bits
 Number = float | jax.Array
+Scope = Literal["global", "tensor"]
+DType = jax.typing.DTypeLike
 
 
+# The names are those of `optax.TraceState` and `optax.ScaleByAdamState`, for `optax.tree_utils.tree_get`.
 class TAMState(NamedTuple):
-    """m, a tree like the parameters, and s: 0-dim, or one entry a leaf with scope "tensor"."""
+    """State of `scale_by_torque` and `tam`."""
 
-    momentum: Any
-    alignment: jax.Array
+    trace: Any  # m, a tree like the parameters
+    alignment: jax.Array  # s: 0-dim, or one value per leaf with scope="tensor"
 
 
 class AdaTAMState(NamedTuple):
-    """`TAMState` with v and the number of steps."""
+    """State of `adatam` and `adatamw`."""
 
-    step: jax.Array
-    momentum: Any
-    second_moment: Any
-    alignment: jax.Array
+    count: jax.Array  # type: ignore[assignment]  # the number of steps; a tuple has a method `count`
+    mu: Any  # m
+    nu: Any  # v, float32 for float16 parameters
+    alignment: jax.Array  # s, as in `TAMState`
+
+
+class ScheduledDecayState(NamedTuple):
+    """The number of steps, for a schedule of the weight decay, and the state of what it acts on."""
+
+    count: jax.Array  # type: ignore[assignment]
+    inner_state: Any
 
 
 def scale_by_torque(
-    momentum: Number = 0.9,
-    smoothing: Number = 0.9,
-    floor: Number = 1e-8,
-    *,
-    scope: str = "global",
-    ema: bool = False,
-    weight_decay: Number = 0.0,
-    max_grad_norm: Number | None = None,
-) -> optax.GradientTransformation:
-    r"""The momentum m, in which a gradient counts by its agreement with the momentum before it.
+    momentum: Number = 0.9, *, smoothing: Number = 0.9, floor: Number = 1e-8, scope: Scope = "global",
+    gain: Number = 1.0, ema: bool = False, weight_decay: optax.ScalarOrSchedule = 0.0,
+    max_grad_norm: Number | None = None, accumulator_dtype: DType | None = None,
+) -> optax.GradientTransformation:  # fmt: skip
+    r"""Replace the gradient by a momentum that weights it by its agreement with the momentum so far.
 
     .. math::
         S_t &= \langle m_{t-1}, g_t \rangle / (|m_{t-1}| |g_t|) \\
-        s_t &= \gamma s_{t-1} + (1 - \gamma) S_t, \qquad d_t = (1 + s_t) / 2 \\
+        s_t &= \gamma s_{t-1} + (1 - \gamma) S_t, \qquad
+        d_t = (1 + \mathrm{clip}(\mathrm{gain}\, s_t, -1, 1)) / 2 \\
         m_t &= \beta m_{t-1} + (\epsilon + d_t) (k g_t + \lambda \theta_{t-1})
 
-    A gradient along the momentum has a weight near 1, one against it a weight near 0. S is 0 where
-    either norm is 0, and sums that are not finite leave s as it was. Clipping (k) and weight decay
-    lie outside the cosine, which is why they are options here and not links of a chain before it.
+    With `gain=1` the weight d is 1 when the smoothed cosine s is 1, 1/2 when it is 0, and 0 when it is
+    -1. S is 0 if either norm is 0, and sums that are not finite leave s unchanged. The cosine uses the
+    raw gradient. Earlier in a chain, clipping (k) and weight decay would change it: use the options.
 
     Args:
         momentum: beta
-        smoothing: gamma, of the smoothed cosine s; 1 keeps s at 0
-        floor: epsilon, the least weight of a new gradient
-        scope: what one cosine is taken over: "global" all leaves of the tree, "tensor" each leaf
-        ema: m <- (1 - w) m + w g with w = epsilon + d; momentum is then unused
-        weight_decay: lambda, coupled (added to the gradient); `update` then needs `params`
+        smoothing: gamma, the decay rate of the smoothed cosine s; 1 keeps s at 0
+        floor: epsilon, the smallest weight of a new gradient
+        scope: "global" for one cosine over all leaves of the tree, "tensor" for one per leaf
+        gain: how strongly d responds to s; 1 is the paper's rule, 0 keeps d at 1/2
+        ema: m <- (1 - w) m + w g with w = epsilon + d; `momentum` is then unused
+        weight_decay: lambda, added to the gradient (coupled): a number, or a schedule (a function of
+            the number of steps done); `update` then needs `params`
         max_grad_norm: clip the gradient to this norm over all leaves
+        accumulator_dtype: dtype of m in the state, as in `optax.trace`; None: that of the parameters
 
     Example:
         >>> import jax.numpy as jnp
@@ -94,31 +103,27 @@ def scale_by_torque(
         >>> round(float(update[0]), 6), float(state.alignment)
         (0.9, -1.0)
     """
-    torque = _Torque(momentum, smoothing, floor, weight_decay, scope, ema, max_grad_norm)
+    dtype = _dtype("accumulator_dtype", accumulator_dtype)
+    torque = _Torque(momentum, smoothing, floor, scope, gain, ema, max_grad_norm)
 
-    def update(updates: Any, state: TAMState, params: Any = None) -> tuple[Any, TAMState]:
-        rows = _Rows(updates, state.momentum)
-        _, m, s = torque.step(rows, state, params)
-        return rows.put(m, updates), TAMState(rows.put(m, state.momentum), s)
+    def update(updates: Any, state: TAMState, params: Any, decay: Number) -> tuple[Any, TAMState]:
+        rows = _Rows(updates, state.trace)
+        _, m, s = torque.step(rows, state.alignment, params, decay)
+        return rows.put(m, updates), TAMState(rows.put(m, state.trace), s)
 
-    return optax.GradientTransformation(torque.init, update)
+    return _with_decay(lambda params: TAMState(*torque.init(params, dtype)), update, weight_decay)
 
 
 def tam(
-    learning_rate: Number | Callable[[Any], Any] = 0.2,
-    momentum: Number = 0.9,
-    smoothing: Number = 0.9,
-    floor: Number = 1e-8,
-    weight_decay: Number = 0.0,
-    *,
-    scope: str = "global",
-    max_grad_norm: Number | None = None,
-) -> optax.GradientTransformation:
+    learning_rate: optax.ScalarOrSchedule = 0.2, momentum: Number = 0.9, *,
+    smoothing: Number = 0.9, floor: Number = 1e-8, scope: Scope = "global", gain: Number = 1.0,
+    weight_decay: optax.ScalarOrSchedule = 0.0, max_grad_norm: Number | None = None,
+    accumulator_dtype: DType | None = None,
+) -> optax.GradientTransformationExtraArgs:  # fmt: skip
     r"""TAM: SGD with torque-aware momentum, :math:`\theta_t = \theta_{t-1} - \eta m_t`.
 
-    m is that of `scale_by_torque`, as are the options; `learning_rate` may be a schedule. Coming
-    from `optax.sgd` with momentum: double the learning rate. With `smoothing=1, floor=0.5` it is
-    `optax.sgd`.
+    m and the options are those of `scale_by_torque`. Coming from `optax.sgd` with momentum, double the
+    learning rate. With `smoothing=1, floor=0.5`, `tam` equals `optax.sgd`.
 
     Example:
         >>> import jax, jax.numpy as jnp, optax
@@ -135,148 +140,155 @@ def tam(
     """
     _check(learning_rate=learning_rate)
     torque = scale_by_torque(
-        momentum, smoothing, floor, scope=scope, weight_decay=weight_decay, max_grad_norm=max_grad_norm
-    )
+        momentum, smoothing=smoothing, floor=floor, scope=scope, gain=gain, weight_decay=weight_decay,
+        max_grad_norm=max_grad_norm, accumulator_dtype=accumulator_dtype,
+    )  # fmt: skip
     return optax.chain(torque, optax.scale_by_learning_rate(learning_rate))
 
 
 def adatam(
-    learning_rate: Number | Callable[[Any], Any] = 1e-4,
-    b1: Number = 0.9,
-    b2: Number = 0.999,
-    smoothing: Number = 0.9,
-    eps: Number = 1e-8,
-    floor: Number = 1e-8,
-    weight_decay: Number = 0.0,
-    *,
-    scope: str = "global",
-    ema: bool = False,
-    bias_correction: bool = False,
-    max_grad_norm: Number | None = None,
-) -> optax.GradientTransformation:
+    learning_rate: optax.ScalarOrSchedule = 1e-4, b1: Number = 0.9, b2: Number = 0.999,
+    eps: Number = 1e-8, *, smoothing: Number = 0.9, floor: Number = 1e-8, scope: Scope = "global",
+    gain: Number = 1.0, ema: bool = False, bias_correction: bool | None = None, mu_dtype: DType | None = None,
+    weight_decay: optax.ScalarOrSchedule = 0.0, max_grad_norm: Number | None = None,
+) -> optax.GradientTransformationExtraArgs:  # fmt: skip
     r"""AdaTAM: Adam with torque-aware momentum.
 
     .. math::
         v_t &= \beta_2 v_{t-1} + (1 - \beta_2) (k g_t + \lambda \theta_{t-1})^2 \\
         \theta_t &= \theta_{t-1} - \eta m_t / (\sqrt{v_t} + c)
 
-    with m and k as in `scale_by_torque`. m is a sum, not an average: at the same learning rate the
+    m and k are those of `scale_by_torque`. m is a sum, not an average: at the same learning rate the
     settled step is about 5 times Adam's, and without bias correction early steps are larger still.
-    Coming from `optax.adam`: `bias_correction=True` and a fifth of the learning rate.
+    Coming from `optax.adam`, use `bias_correction=True` and a fifth of the learning rate.
 
-    Args, besides those of `scale_by_torque`:
-        learning_rate: a number or a schedule
+    Args:
+        learning_rate: eta, a number or a schedule
         b1: beta1, the momentum; unused with `ema`, which makes this the paper's AdaTAM2
         b2: beta2
         eps: c, added to the denominator
-        bias_correction: divide v by 1 - b2^t, as Adam does; the paper does not
+        smoothing, floor, weight_decay, scope, gain, ema, max_grad_norm: see `scale_by_torque`
+        bias_correction: True divides v by 1 - b2^t, as Adam does; False, the paper's rule, does not.
+            None is False, with a warning if `learning_rate` is a number >= 1e-3, the scale of Adam's.
+        mu_dtype: dtype of m in the state, as in `optax.adam`; None: that of the parameters
+
+    Example:
+        >>> optimizer = adatam(learning_rate=2e-4, bias_correction=True)  # for optax.adam(1e-3)
     """
-    _check(learning_rate=learning_rate)
-    torque = (smoothing, floor, weight_decay, scope, ema, max_grad_norm)
-    return optax.chain(
-        _scale_by_adatam(b1, b2, eps, bias_correction, *torque),
-        optax.scale_by_learning_rate(learning_rate),
-    )
+    _check(learning_rate=learning_rate, b1=b1, b2=b2, eps=eps, weight_decay=weight_decay)
+    corrected = _bias_correction(bias_correction, learning_rate)
+    torque = _Torque(b1, smoothing, floor, scope, gain, ema, max_grad_norm)
+    scaled = _scale_by_adatam(torque, b2, eps, corrected, weight_decay, _dtype("mu_dtype", mu_dtype))
+    return optax.chain(scaled, optax.scale_by_learning_rate(learning_rate))
 
 
 def adatamw(
-    learning_rate: Number | Callable[[Any], Any] = 1e-4,
-    b1: Number = 0.9,
-    b2: Number = 0.999,
-    smoothing: Number = 0.9,
-    eps: Number = 1e-8,
-    floor: Number = 1e-8,
-    weight_decay: Number = 1e-2,
-    mask: Any = None,
-    *,
-    scope: str = "global",
-    ema: bool = False,
-    bias_correction: bool = False,
-    max_grad_norm: Number | None = None,
-) -> optax.GradientTransformation:
+    learning_rate: optax.ScalarOrSchedule = 1e-4, b1: Number = 0.9, b2: Number = 0.999,
+    eps: Number = 1e-8, *, smoothing: Number = 0.9, floor: Number = 1e-8, scope: Scope = "global",
+    gain: Number = 1.0, ema: bool = False, bias_correction: bool | None = None, mu_dtype: DType | None = None,
+    weight_decay: optax.ScalarOrSchedule = 1e-2, mask: Any = None, max_grad_norm: Number | None = None,
+) -> optax.GradientTransformationExtraArgs:  # fmt: skip
     r"""AdaTAM with decoupled weight decay: :math:`\theta \leftarrow \theta (1 - \eta \lambda)` first.
 
-    `mask` says which leaves decay, as in `optax.adamw`: a tree of booleans, or a function of the
-    parameters that gives one. The other options are `adatam`'s.
+    Coming from `optax.adamw`, use `bias_correction=True`, a fifth of the learning rate and 5 times the
+    weight decay.
+
+    Args:
+        weight_decay: lambda, a number or a schedule of the number of steps done
+        mask: which leaves decay, as in `optax.adamw`: a tree of booleans, or a function that returns
+            one from the parameters
+        learning_rate, b1, b2, eps, ...: see `adatam`
     """
-    _check(learning_rate=learning_rate, weight_decay=weight_decay)
-    torque = (smoothing, floor, 0.0, scope, ema, max_grad_norm)
-    return optax.chain(
-        _scale_by_adatam(b1, b2, eps, bias_correction, *torque),
-        _add_decay(weight_decay, learning_rate, mask),
-        optax.scale_by_learning_rate(learning_rate),
-    )
+    _check(learning_rate=learning_rate, b1=b1, b2=b2, eps=eps)
+    corrected = _bias_correction(bias_correction, learning_rate)
+    torque = _Torque(b1, smoothing, floor, scope, gain, ema, max_grad_norm)
+    scaled = _scale_by_adatam(torque, b2, eps, corrected, 0.0, _dtype("mu_dtype", mu_dtype))
+    decay = _add_decay(weight_decay, learning_rate)
+    decay = decay if mask is None else optax.masked(decay, mask)
+    return optax.chain(scaled, decay, optax.scale_by_learning_rate(learning_rate))
 
 
 # The rule. It acts on lists of real arrays; `_Rows` is the way from trees to them and back.
 
 
+def damping_of(s: jax.Array, gain: Number = 1.0) -> jax.Array:
+    """Return d = (1 + clip(gain s, -1, 1)) / 2."""
+    # |s| <= 1, so a gain of 1 needs no clip, which has no derivative at s = 1.
+    if not (isinstance(gain, (int, float)) and gain == 1):
+        s = jnp.clip(_number(gain, s) * s, -1.0, 1.0)
+    return (1 + s) / 2
+
+
 @dataclass(frozen=True)
 class _Torque:
-    """The options of `scale_by_torque`, and its step."""
+    """The options of `scale_by_torque` but those of the weight decay and of dtypes, and its step."""
 
     momentum: Number
     smoothing: Number
     floor: Number
-    weight_decay: Number
-    scope: str
+    scope: Scope
+    gain: Number
     ema: bool
     max_grad_norm: Number | None
 
     def __post_init__(self) -> None:
         _check(**vars(self))
 
-    def init(self, params: Any) -> TAMState:
+    def init(self, params: Any, dtype: Any) -> tuple[Any, jax.Array]:
+        """Return m and s before the first step; m has this dtype, or with None the parameters'."""
         dtypes = [jnp.result_type(x) for x in jax.tree.leaves(params)]
         wide = bool(dtypes) and all(x in (jnp.float64, jnp.complex128) for x in dtypes)
         shape = (len(dtypes),) if self.scope == "tensor" else ()
         s = jnp.zeros(shape, jnp.float64 if wide else jnp.float32)
-        return TAMState(jax.tree.map(jnp.zeros_like, params), s)
+        return jax.tree.map(lambda p: jnp.zeros_like(p, dtype=dtype), params), s
 
-    def step(self, rows: _Rows, state: Any, params: Any) -> tuple[Leaves, Leaves, jax.Array]:
-        """What m takes of the gradients, k g + lambda theta; m and s after the step."""
-        m, s = rows.of(state.momentum), state.alignment
+    def step(
+        self, rows: "_Rows", s: jax.Array, params: Any, decay: Number
+    ) -> tuple[Leaves, Leaves, jax.Array]:
+        """Return what m takes of the gradients, k g + lambda theta, and m and s after the step."""
+        g, m = rows.grads, rows.momentum
         if not m:
             return [], [], s
-        sums = jnp.stack([_measure(*row) for row in zip(m, rows.grads, strict=True)])
+        sums = jnp.stack([_measure(*row) for row in zip(m, g, strict=True)])
         if self.scope == "global":
             s = _settle(sums.sum(0), s, self.smoothing)
             alignment = [s] * len(m)
         else:
-            index = jnp.array(rows.index)
+            index = jnp.array(list(rows.dtypes))
             alignment = list(_settle(sums, s[index], self.smoothing))
             s = s.at[index].set(jnp.stack(alignment))
-        g = self.take(rows, sums[:, 2].sum(), params)
+        g = self.clip(g, sums[:, 2].sum())
+        # `optax.inject_hyperparams` makes an array of 0. Its value is read only if that helps: it waits.
+        if params is None and not isinstance(decay, jax.core.Tracer) and decay == 0:
+            decay = 0.0
+        if not (isinstance(decay, (int, float)) and decay == 0):
+            p = rows.of(_needed(params))
+            g = [x + _number(decay, x) * y for x, y in zip(g, p, strict=True)]
         return g, [self.move(*row) for row in zip(m, g, alignment, strict=True)], s
 
-    def take(self, rows: _Rows, squared: jax.Array, params: Any) -> Leaves:
-        g = rows.grads
-        if self.max_grad_norm is not None:
-            # The root of 0 has no derivative.
-            norm = jnp.where(squared == 0, 0.0, jnp.sqrt(jnp.where(squared == 0, 1.0, squared)))
-            k = jnp.minimum(_number(self.max_grad_norm, norm) / (norm + 1e-6), 1.0)
-            g = [k.astype(x.dtype) * x for x in g]
-        if isinstance(self.weight_decay, (int, float)) and self.weight_decay == 0:
+    def clip(self, g: Leaves, squared: jax.Array) -> Leaves:
+        if self.max_grad_norm is None:
             return g
-        if params is None:
-            raise ValueError(f"weight_decay={self.weight_decay!r}: needs update(grads, state, params)")
-        return [x + _number(self.weight_decay, x) * p for x, p in zip(g, rows.of(params), strict=True)]
+        # The root of 0 has no derivative.
+        norm = jnp.where(squared == 0, 0.0, jnp.sqrt(jnp.where(squared == 0, 1.0, squared)))
+        k = jnp.minimum(_number(self.max_grad_norm, norm) / (norm + 1e-6), 1.0)
+        return [k.astype(x.dtype) * x for x in g]
 
     def move(self, m: jax.Array, g: jax.Array, s: jax.Array) -> jax.Array:
-        w = _number(self.floor, m) + (1 + s.astype(m.dtype)) / 2
+        w = _number(self.floor, m) + damping_of(s.astype(m.dtype), self.gain)
         return (1 - w if self.ema else _number(self.momentum, m)) * m + w * g
 
 
 def _measure(m: jax.Array, g: jax.Array) -> jax.Array:
-    """<m, g>, |m|^2 and |g|^2. No vdot: some devices give a matrix product fewer digits."""
+    """Return <m, g>, |m|^2 and |g|^2. No vdot: some devices give a matrix product fewer digits."""
     return jnp.stack([jnp.sum(m * g), jnp.sum(m * m), jnp.sum(g * g)])
 
 
 def _settle(sums: jax.Array, s: jax.Array, smoothing: Number) -> jax.Array:
-    """s after the step, from the sums [..., 3] and the s before it [...]."""
+    """Return s after the step, from the sums [..., 3] and the s before it [...]."""
     dot, mm, gg = sums[..., 0], sums[..., 1], sums[..., 2]
     defined = (mm > 0) & (gg > 0)
-    # Undefined cosines are computed with norms of 1, so that differentiation meets no 0/0.
+    # Undefined cosines are computed with norms of 1, so differentiation meets no 0/0.
     norms = jnp.sqrt(jnp.where(defined, mm, 1.0)) * jnp.sqrt(jnp.where(defined, gg, 1.0))
     cosine = jnp.clip(jnp.where(defined, dot / norms, 0.0), -1.0, 1.0)
     gamma = _number(smoothing, sums)
@@ -285,15 +297,16 @@ def _settle(sums: jax.Array, s: jax.Array, smoothing: Number) -> jax.Array:
 
 
 def _scale_by_adatam(
-    b1: Number, b2: Number, eps: Number, bias_correction: bool, *options: Any
+    torque: _Torque, b2: Number, eps: Number, bias_correction: bool, weight_decay: Any, mu_dtype: Any
 ) -> optax.GradientTransformation:
-    """m / (sqrt(v) + c)."""
-    _check(b1=b1, b2=b2, eps=eps, bias_correction=bias_correction)
-    torque = _Torque(b1, *options)
+    """Return the transformation of g into m / (sqrt(v) + c)."""
 
     def init(params: Any) -> AdaTAMState:
-        m, s = torque.init(params)
-        return AdaTAMState(jnp.zeros((), jnp.int32), m, jax.tree.map(jnp.zeros_like, params), s)
+        m, s = torque.init(params, mu_dtype)
+        # In float16, (1 - b2) g^2 is 0 where |g| < 5e-3: v would forget all but the newest gradient.
+        wider = {jnp.dtype(jnp.float16): jnp.float32}
+        v = jax.tree.map(lambda p: jnp.zeros_like(p, dtype=wider.get(jnp.result_type(p))), params)
+        return AdaTAMState(jnp.zeros((), jnp.int32), m, v, s)
 
     def move(v: jax.Array, g: jax.Array) -> jax.Array:
         beta2 = _number(b2, v)
@@ -308,39 +321,51 @@ def _scale_by_adatam(
         return m / (jnp.sqrt(v) + _number(eps, v))
 
     def update(updates: Any, state: AdaTAMState, params: Any = None) -> tuple[Any, AdaTAMState]:
-        rows = _Rows(updates, state.momentum)
-        g, m, s = torque.step(rows, state, params)
-        v = [move(*row) for row in zip(rows.of(state.second_moment), g, strict=True)]
-        t = optax.safe_increment(state.step)
+        decay = weight_decay(state.count) if callable(weight_decay) else weight_decay
+        rows = _Rows(updates, state.mu)
+        g, m, s = torque.step(rows, state.alignment, params, decay)
+        v = [move(*row) for row in zip(rows.of(state.nu), g, strict=True)]
+        t = optax.safe_increment(state.count)
         scaled = [scale(*row, t) for row in zip(m, v, strict=True)]
-        new = AdaTAMState(t, rows.put(m, state.momentum), rows.put(v, state.second_moment), s)
-        return rows.put(scaled, updates), new
+        return rows.put(scaled, updates), AdaTAMState(t, rows.put(m, state.mu), rows.put(v, state.nu), s)
 
     return optax.GradientTransformation(init, update)
 
 
-def _add_decay(weight_decay: Number, learning_rate: Any, mask: Any) -> optax.GradientTransformation:
-    """Adds lambda theta to the updates.
-
-    torch multiplies theta by 1 - lr lambda, rounded to float32, which adds up to 1e-6 in fifty steps. To
-    take the same path where both are constants, lambda is what that factor makes of it.
-    """
-    constant = all(isinstance(x, (int, float)) for x in (weight_decay, learning_rate))
-    rounded = weight_decay
-    if constant and learning_rate > 0:
+def _add_decay(weight_decay: Any, learning_rate: Any) -> optax.GradientTransformation:
+    """Return the transformation that adds lambda theta to the updates."""
+    # torch multiplies theta by 1 - lr lambda, rounded to float32, which adds up to 1e-6 in fifty steps. To
+    # take the same path where both are constants, lambda is what that factor makes of it.
+    rounded = None
+    if all(isinstance(x, (int, float)) for x in (weight_decay, learning_rate)) and learning_rate > 0:
         rounded = (1 - float(np.float32(1 - learning_rate * weight_decay))) / learning_rate
 
-    def decay(g: Any, p: Any) -> Any:
-        wide = jnp.result_type(p) in (jnp.float64, jnp.complex128)
-        return None if g is None else g + _number(weight_decay if wide else rounded, p) * p
+    def update(updates: Any, state: Any, params: Any, decay: Number) -> tuple[Any, Any]:
+        def add(g: Any, p: Any) -> Any:
+            wide = jnp.result_type(p) in (jnp.float64, jnp.complex128)
+            return None if g is None else g + _number(decay if wide or rounded is None else rounded, p) * p
 
-    def update(updates: Any, state: Any, params: Any = None) -> tuple[Any, Any]:
-        if params is None:
-            raise ValueError(f"weight_decay={weight_decay!r}: needs update(grads, state, params)")
-        return jax.tree.map(decay, updates, params, is_leaf=lambda x: x is None), state
+        return jax.tree.map(add, updates, _needed(params), is_leaf=lambda x: x is None), state
 
-    added = optax.GradientTransformation(lambda params: optax.EmptyState(), update)
-    return added if mask is None else optax.masked(added, mask)
+    return _with_decay(lambda params: optax.EmptyState(), update, weight_decay)
+
+
+def _with_decay(init: Any, update: Any, weight_decay: Any) -> optax.GradientTransformation:
+    """Return the transformation whose `update` is given each step's decay; a schedule counts as optax's."""
+    _check(weight_decay=weight_decay)
+    if not callable(weight_decay):
+        return optax.GradientTransformation(
+            init, lambda updates, state, params=None: update(updates, state, params, weight_decay)
+        )
+
+    def count_from_zero(params: Any) -> ScheduledDecayState:
+        return ScheduledDecayState(jnp.zeros((), jnp.int32), init(params))
+
+    def count_on(updates: Any, state: Any, params: Any = None) -> tuple[Any, ScheduledDecayState]:
+        updates, inner = update(updates, state.inner_state, params, weight_decay(state.count))
+        return updates, ScheduledDecayState(optax.safe_increment(state.count), inner)
+
+    return optax.GradientTransformation(count_from_zero, count_on)
 
 
 class _Rows:
@@ -348,46 +373,75 @@ class _Rows:
 
     def __init__(self, updates: Any, momentum: Any) -> None:
         self.tree: Any = jax.tree.structure(momentum)
-        self.index = [i for i, g in enumerate(self.leaves(updates)) if g is not None]
-        self.grads = self.of(updates)
+        self.dtypes: dict[int, Any] = {}  # in which each leaf is computed, by its place in the tree
+        for i, (g, m) in enumerate(zip(self.leaves(updates), self.leaves(momentum), strict=True)):
+            if g is not None:
+                self.dtypes[i] = jnp.result_type(g, m, jnp.float32)
+                if jnp.iscomplexobj(g) and not jnp.iscomplexobj(m):
+                    raise ValueError(f"momentum of dtype {m.dtype} cannot hold a complex gradient")
+        self.grads, self.momentum = self.of(updates), self.of(momentum)
 
     def leaves(self, tree: Any) -> list[Any]:
         return self.tree.flatten_up_to(tree)  # type: ignore[no-any-return]
 
     def of(self, tree: Any) -> Leaves:
+        """Return the rows of a tree: of a complex leaf, the pair of its parts."""
         leaves = self.leaves(tree)
-        return [_parts(leaves[i]) for i in self.index]
+        rows = [jnp.asarray(leaves[i], jnp.result_type(leaves[i], dtype)) for i, dtype in self.dtypes.items()]
+        return [jnp.stack([x.real, x.imag]) if jnp.iscomplexobj(x) else x for x in rows]
 
     def put(self, rows: Leaves, tree: Any) -> Any:
-        """The tree with these rows in the place of its own, in its own dtypes."""
+        """Return the tree with these rows as its leaves, in the dtypes of the leaves they replace."""
         leaves = self.leaves(tree)
-        for i, x in zip(self.index, rows, strict=True):
-            dtype = jnp.result_type(leaves[i])
-            pair = jnp.issubdtype(dtype, jnp.complexfloating)
-            leaves[i] = (jax.lax.complex(x[0], x[1]) if pair else x).astype(dtype)
+        for (i, dtype), x in zip(self.dtypes.items(), rows, strict=True):
+            own = jnp.result_type(leaves[i])
+            if jnp.issubdtype(dtype, jnp.complexfloating):
+                # With a complex momentum for real parameters, the imaginary part is 0.
+                x = jax.lax.complex(x[0], x[1]) if jnp.issubdtype(own, jnp.complexfloating) else x[0]
+            leaves[i] = x.astype(own)
         return jax.tree.unflatten(self.tree, leaves)
 
 
-def _parts(x: Any) -> jax.Array:
-    """A real array of at least 32 bits: of a complex one, the pair of its parts."""
-    x = jnp.asarray(x, jnp.promote_types(jnp.result_type(x), jnp.float32))
-    return jnp.stack([x.real, x.imag]) if jnp.iscomplexobj(x) else x
-
-
 def _number(a: Number, like: jax.Array) -> Number:
-    """An option as a coefficient that leaves the dtype as it is: 1 - a keeps a number's digits."""
+    """Return an option as a coefficient that keeps the dtype: 1 - a keeps a number's digits."""
     return float(a) if isinstance(a, (int, float)) else jnp.asarray(a, like.dtype)
+
+
+def _needed(params: Any) -> Any:
+    if params is None:
+        raise ValueError("weight_decay needs the parameters: call update(grads, state, params)")
+    return params
+
+
+def _bias_correction(value: bool | None, learning_rate: Any) -> bool:
+    """Return False for None, with a warning if the learning rate looks like one for Adam."""
+    _check(bias_correction=value)
+    if value is None and isinstance(learning_rate, (int, float, np.number)) and learning_rate >= 1e-3:
+        message = (
+            f"learning_rate={learning_rate} is on Adam's scale, about 5 times too large for AdaTAM: use "
+            "bias_correction=True and a fifth of it, or bias_correction=False to keep the paper's rule"
+        )
+        warnings.warn(message, UserWarning, stacklevel=3)
+    return bool(value)
+
+
+def _dtype(name: str, value: Any) -> Any:
+    """Return the dtype as jax has it (float64 is float32 without x64), or None for None."""
+    dtype = None if value is None else jax.dtypes.canonicalize_dtype(value)
+    if dtype is not None and not jnp.issubdtype(dtype, jnp.inexact):
+        raise ValueError(f"{name} must be a floating point or complex dtype, got {dtype}")
+    return dtype
 
 
 _CHECKS = {
     **CHECKS, "learning_rate": nonnegative, "b1": below_one, "b2": below_one,
-    "scope": one_of("global", "tensor"),
+    "scope": one_of("global", "tensor"), "bias_correction": optional_flag,
 }  # fmt: skip
 
 
 def _check(**options: Any) -> None:
     for name, value in options.items():
-        schedule = name == "learning_rate" and callable(value)
+        schedule = name in ("learning_rate", "weight_decay") and callable(value)
         # An array may be traced, and has no value yet.
         if not schedule and not isinstance(value, (jax.Array, np.ndarray)):
             _CHECKS[name](name, value)
