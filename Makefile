@@ -66,7 +66,7 @@ sanitize: $(VENV)/.dev
 		-shared -fPIC src/tam/kernels/native.c -o $(SANITIZED)/tam/kernels/_native.so -lm
 	LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -print-file-name=libstdc++.so.6)" \
 		ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc PYTHONPATH=$(SANITIZED) \
-		$(BIN)/python -m pytest -o pythonpath=. --capture=sys tests/kernels
+		$(BIN)/python -m pytest -o pythonpath=. --capture=sys tests/kernels tests/optimizers/test_moving_tensors.py
 
 install: $(VENV)/.dev
 

@@ -110,16 +110,15 @@ def test_the_effective_lr_by_group() -> None:
     assert recorder["effective_lr"][-1] == pytest.approx(0.5 * (1 + float(adatam.alignment)), rel=1e-6)
 
 
-@pytest.mark.parametrize("scope", ["global", "tensor"])
-def test_damping_and_effective_lr_go_by_the_gain(scope: str) -> None:
+@pytest.mark.parametrize("scope, gain", [("global", 16.0), ("tensor", 4.0)])
+def test_damping_and_effective_lr_go_by_the_gain(scope: str, gain: float) -> None:
     """d = (1 + clip(gain s, -1, 1)) / 2, and an effective lr of 10 lr d at a momentum of 0.9."""
-    torque = tam.TAM(parameters(SHAPES), lr=0.1, scope=scope, smoothing=0.5)
-    torque.param_groups[0]["gain"] = 64.0
+    torque = tam.TAM(parameters(SHAPES), lr=0.1, scope=scope, smoothing=0.5, gain=gain)
     recorder = tam.Recorder(torque)
     train(torque, 12)
     s = recorder["alignment"]
-    d = ((64 * s).clamp(-1, 1) + 1) / 2
-    assert (64 * s).abs().max() > 1 and ((d > 0) & (d < 1) & (s != 0)).any()  # clipped and not clipped
+    d = ((gain * s).clamp(-1, 1) + 1) / 2
+    assert (gain * s).abs().max() > 1 and ((d > 0) & (d < 1) & (s != 0)).any()  # clipped and not clipped
     assert torch.equal(recorder["damping"], d)
     if scope == "global":
         torch.testing.assert_close(recorder["effective_lr"], 0.1 * 10 * d, rtol=1e-12, atol=0.0)

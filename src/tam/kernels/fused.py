@@ -133,7 +133,7 @@ class Fused:
         self.pieces = [*map(local, self.params)]
         # Each tensor once: the parameters of a segment share an alignment.
         unique = {id(x): x for x in (*self.params, *self.state_tensors, *self.alignments)}
-        self.tensors = [*unique.values()]
+        self.tensors = tuple(unique.values())
         for x in self._watched():
             check_memory(x, "a parameter or its state")
         self.watch = Watch(self._watched())
@@ -218,9 +218,9 @@ class Fused:
         except KeyError:
             return False
 
-    def _watched(self) -> list[Tensor]:
+    def _watched(self) -> tuple[Tensor, ...]:
         """Return the tensors whose addresses the kernels have, gradients aside."""
-        return [*map(local, self.tensors)] if self.sharded else self.tensors
+        return tuple(map(local, self.tensors)) if self.sharded else self.tensors
 
     def _exchanges_as_before(self, optimizer: TorqueOptimizer) -> bool:
         plan, inf = optimizer._exchange, getattr(optimizer, "found_inf", None)
