@@ -25,7 +25,7 @@ def published() -> tuple[tuple[str, str, str, dict[str, Any], dict[str, Any]], .
     """Return experiment, date, key, config and recorded optimizer options of every published trial."""
     found = []
     for path in sorted(RESULTS.glob("**/trials/*/config.json")):
-        experiment, key = path.relative_to(RESULTS).parts[0], path.parent.name
+        experiment, key = path.parents[2].name, path.parent.name
         config = json.loads(path.read_text(encoding="utf-8"))
         result = json.loads((path.parent / "result.json").read_text(encoding="utf-8"))
         options = result.get("settings", {}).get("options", {})
