@@ -155,9 +155,10 @@ def _remark(
             part += "; the checkpoint sets " + ", ".join(
                 f"{k}={group[k]!r} (was {own[k]!r})" for k in changed
             )
-        here, there = getattr(optimizer, "decoupled", None), saved.get("decoupled_weight_decay")
-        if foreign and here is not None and here != there and group["weight_decay"] != 0:
-            # Until torch 2.6, checkpoints of Adam and AdamW look the same.
+        # Until torch 2.6, checkpoints of Adam and AdamW look the same.
+        unsaid = None if "betas" in saved else False
+        here, there = getattr(optimizer, "decoupled", False), saved.get("decoupled_weight_decay", unsaid)
+        if foreign and here != there and group["weight_decay"] != 0:
             kinds = {True: "decoupled", False: "coupled", None: "coupled (Adam) or decoupled (AdamW)"}
             part += f"; its weight decay was {kinds[there]} and is {kinds[here]} here"
         parts.append(part)
