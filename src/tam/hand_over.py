@@ -85,6 +85,17 @@ def handover(
     return new
 
 
+def match(optimizer: Optimizer, to: type[Optimizer], **options: Any) -> Optimizer:
+    """Hand over from an optimizer that was made for its hyperparameters alone."""
+    try:
+        return handover(optimizer, to, **options)
+    except NoRuleError as error:
+        # Its remedies are for an optimizer that the user has.
+        raise ValueError(
+            f"{to.__name__} cannot match this {type(optimizer).__name__}: {error.reason}"
+        ) from None
+
+
 def explain_handover(
     optimizer: Optimizer,
     to: type[Optimizer],

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
@@ -28,6 +26,8 @@ from torch.optim.lr_scheduler import (
     StepLR,
 )
 from torch.optim.swa_utils import SWALR
+
+from tam._warnings import warn_user
 
 # What schedulers put into a group in units of lr.
 RATES = ("initial_lr", "max_lr", "min_lr", "swa_lr")
@@ -163,13 +163,8 @@ def warn_if_held(optimizer: Optimizer, to: type[Optimizer]) -> None:
     """Warn that a scheduler stays behind."""
     if not is_held(optimizer):
         return
-    level, frame = 3, sys._getframe(2)  # of handover's caller, or of from_sgd's or from_adam's
-    while frame.f_globals.get("__name__", "").startswith("tam.") and frame.f_back is not None:
-        level, frame = level + 1, frame.f_back
-    warnings.warn(
+    warn_user(
         f"a scheduler sets the lr of this {type(optimizer).__name__} and will not set that of the new "
         f"{to.__name__}, whose lr stays as it is now: give scheduler= to re-attach it, or scheduler=[] if "
-        "you make a new one",
-        UserWarning,
-        stacklevel=level,
+        "you make a new one"
     )

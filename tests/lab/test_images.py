@@ -111,7 +111,8 @@ def test_defaults_are_part_of_every_trials_name() -> None:
         "keep_at": (),
     }  # fmt: skip
     options = {name: dict(record.options) for name, record in registry.OPTIMIZERS.items() if record.options}
-    assert options == {"sgdm": {"momentum": 0.9}}
+    papers = {"bias_correction": False}
+    assert options == {"sgdm": {"momentum": 0.9}, "adatam": papers, "adatamw": papers}
 
 
 def test_decay_inside_the_cosine_is_another_run(tmp_path: Path) -> None:

@@ -513,3 +513,12 @@ def test_a_checkpoint_of_version_0_1_0_goes_on_as_it_did_there(name: str) -> Non
     train(optimizer, 3, start=start)
     for p, expected in zip(params, old["after"], strict=True):
         assert torch.equal(p, expected)
+
+
+def test_a_checkpoint_under_a_scheduler_says_that_its_lr_is_lost() -> None:
+    sgd = torch.optim.SGD(parameters(SHAPES), lr=0.1, momentum=0.9)
+    scheduler = torch.optim.lr_scheduler.StepLR(sgd, 1, gamma=0.5)
+    train(sgd, 1)
+    scheduler.step()
+    with pytest.warns(UserWarning, match=r"from 0\.1 to 0\.05, which is lost.*scheduler="):
+        tam.TAM(parameters(SHAPES)).load_state_dict(sgd.state_dict())

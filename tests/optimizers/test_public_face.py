@@ -99,8 +99,11 @@ def test_matching_is_silent_and_steps_in_every_way(torque: type) -> None:
 
 
 def test_what_has_no_rule_is_refused() -> None:
-    with pytest.raises(ValueError, match="nesterov"):
+    with pytest.raises(ValueError, match=r"cannot match this SGD.*nesterov") as error:
         tam.TAM.matching_sgd(parameters(SHAPES), 0.1, 0.9, nesterov=True)
+    assert "optimizer.param_groups" not in str(error.value)  # there is none yet
+    with pytest.raises(ValueError, match=r"cannot match this Adam.*decoupled"):
+        tam.AdaTAMW.matching_adam(parameters(SHAPES), weight_decay=0.1)
     with pytest.raises(ValueError, match="amsgrad"):
         tam.AdaTAM.matching_adam(parameters(SHAPES), amsgrad=True)
     with pytest.raises(TypeError, match="smothing"):
@@ -129,7 +132,7 @@ def test_a_misspelled_option_of_a_group_warns_once(cls: type) -> None:
     groups = [{"params": [p], "weight_decya": 0.1} for p in parameters(SHAPES)]
     with pytest.warns(UserWarning, match="weight_decya.*weight_decay") as caught:
         optimizer = cls(groups)
-    assert len(caught) == 1
+    assert len(caught) == 1 and caught[0].filename == __file__
     decays = {group["weight_decay"] for group in optimizer.param_groups}
     assert decays == {optimizer.defaults["weight_decay"]}
     with warnings.catch_warnings():

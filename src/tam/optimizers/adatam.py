@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer, ParamsT
 
+from tam._warnings import warn_user
 from tam.kernels import torque
 from tam.optimizers.options import refuse_half
 from tam.optimizers.torque import TorqueOptimizer
@@ -116,13 +116,11 @@ class AdaTAM(TorqueOptimizer):
         if not known or max(known) < ADAMS_LR:
             return
         own, theirs = type(self).__name__, "AdamW" if self.decoupled else "Adam"
-        warnings.warn(
+        warn_user(
             f"{own} with lr={max(known):g} takes much larger steps than {theirs} at that lr: about 5 times "
             f"once settled, 16 to 33 times at first. {own}.matching_{theirs.lower()}(...) takes {theirs}'s "
-            "hyperparameters and converts them. If the lr is meant, pass bias_correction=False (the paper's "
-            "rule) or True",
-            UserWarning,
-            stacklevel=4 if self.decoupled else 3,
+            "hyperparameters and converts them. If you mean this lr, pass bias_correction=False, the paper's "
+            "rule (True shortens the first steps only)"
         )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -158,7 +156,7 @@ class AdaTAM(TorqueOptimizer):
         """Return an AdaTAM whose settled step is that of `torch.optim.Adam` with these hyperparameters.
 
         The lr is divided by 5 (for beta1 = 0.9 and s near 0), and `bias_correction` is True. Schedulers
-        made for the new optimizer must use the converted lr, too.
+        made for the new optimizer must use the converted lr, too. A tensor lr is copied.
 
         Args:
             params: parameters, named parameters or groups of either; a group's own options are Adam's, too
@@ -176,11 +174,13 @@ class AdaTAM(TorqueOptimizer):
             >>> round(optimizer.param_groups[0]["lr"], 6)
             0.0002
         """
+        from tam.hand_over import match  # it knows all the optimizers, so it cannot be imported above
+
         adam = torch.optim.Adam(
             params, lr, betas, eps, weight_decay, amsgrad,
             foreach=foreach, maximize=maximize, capturable=capturable, differentiable=differentiable,
         )  # fmt: skip
-        return cls.from_adam(adam, fused=fused, **options)
+        return cast("Self", match(adam, cls, fused=fused, **options))
 
     @classmethod
     def from_adam(cls, optimizer: Optimizer, **options: Any) -> Self:
@@ -287,7 +287,7 @@ class AdaTAMW(AdaTAM):
 
         The lr is divided by 5 and the weight decay multiplied by 5 (for beta1 = 0.9 and s near 0), since a
         step decays by lr times weight_decay. `bias_correction` is True. Schedulers made for the new
-        optimizer must use the converted lr, too.
+        optimizer must use the converted lr, too. A tensor lr is copied.
 
         Args:
             params: parameters, named parameters or groups of either; a group's own options are AdamW's, too
@@ -305,8 +305,10 @@ class AdaTAMW(AdaTAM):
             >>> round(optimizer.param_groups[0]["lr"], 6), round(optimizer.param_groups[0]["weight_decay"], 6)
             (0.0002, 0.5)
         """
+        from tam.hand_over import match  # it knows all the optimizers, so it cannot be imported above
+
         adamw = torch.optim.AdamW(
             params, lr, betas, eps, weight_decay, amsgrad,
             foreach=foreach, maximize=maximize, capturable=capturable, differentiable=differentiable,
         )  # fmt: skip
-        return cls.from_adam(adamw, fused=fused, **options)
+        return cast("Self", match(adamw, cls, fused=fused, **options))

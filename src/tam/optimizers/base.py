@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from difflib import get_close_matches
 from typing import Any, ClassVar, overload
@@ -12,6 +11,7 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer, ParamsT, _use_grad_for_differentiable
 
 from tam import kernels
+from tam._warnings import warn_user
 from tam.distributed import Exchange, is_sharded, local, local_gradient
 from tam.kernels.arithmetic import Arithmetic
 from tam.kernels.bucket import Bucket, fill, filled
@@ -87,11 +87,9 @@ class Base(Optimizer):
                 continue
             similar = get_close_matches(key, self.defaults, n=1, cutoff=0.85)
             if similar and not any(key in group for group in self.param_groups):
-                warnings.warn(
+                warn_user(
                     f"group {len(self.param_groups)} has a key {key!r}, which {type(self).__name__} ignores: "
-                    f"did you mean {similar[0]!r}?",
-                    UserWarning,
-                    stacklevel=4,
+                    f"did you mean {similar[0]!r}?"
                 )
 
     # ------------------------------------------------------------------ the step
@@ -256,7 +254,7 @@ class Base(Optimizer):
         with hooks_around_load(self, before, after):
             super().load_state_dict(state_dict)
         if remarks[-1]:
-            warnings.warn(remarks[-1], UserWarning, stacklevel=2)
+            warn_user(remarks[-1])
 
     def check_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         """What a subclass has to check besides."""

@@ -158,6 +158,12 @@ def _remark(
         # Until torch 2.6, checkpoints of Adam and AdamW look the same.
         unsaid = None if "betas" in saved else False
         here, there = getattr(optimizer, "decoupled", False), saved.get("decoupled_weight_decay", unsaid)
+        if foreign and "initial_lr" in saved:
+            part += (
+                f"; a scheduler had moved its lr from {saved['initial_lr']!r} to {saved.get('lr')!r}, which "
+                "is lost here. To go on under the scheduler, load both checkpoints as they were written and "
+                "use tam.handover(..., scheduler=scheduler)"
+            )
         if foreign and here != there and group["weight_decay"] != 0:
             kinds = {True: "decoupled", False: "coupled", None: "coupled (Adam) or decoupled (AdamW)"}
             part += f"; its weight decay was {kinds[there]} and is {kinds[here]} here"

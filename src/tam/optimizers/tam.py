@@ -112,7 +112,8 @@ class TAM(TorqueOptimizer):
         """Return a TAM whose settled step is that of `torch.optim.SGD` with these hyperparameters.
 
         The lr is doubled, since a gradient's weight is about 1/2 once s has settled near 0. Schedulers made
-        for the new optimizer must use the doubled lr, too (`max_lr` of OneCycleLR, for example).
+        for the new optimizer must use the doubled lr, too (`max_lr` of OneCycleLR, for example). A tensor lr
+        is copied. Like SGD's, the default momentum is 0: give one.
 
         Args:
             params: parameters, named parameters or groups of either; a group's own options are SGD's, too
@@ -130,12 +131,14 @@ class TAM(TorqueOptimizer):
             >>> optimizer.param_groups[0]["lr"]
             0.2
         """
+        from tam.hand_over import match  # it knows all the optimizers, so it cannot be imported above
+
         # `fused` is ours: torch's fused SGD does not take the same tensors.
         sgd = torch.optim.SGD(
             params, lr, momentum, dampening, weight_decay, nesterov,
             maximize=maximize, foreach=foreach, differentiable=differentiable,
         )  # fmt: skip
-        return cls.from_sgd(sgd, fused=fused, **options)
+        return cast("Self", match(sgd, cls, fused=fused, **options))
 
     @classmethod
     def from_sgd(cls, optimizer: Optimizer, **options: Any) -> Self:
