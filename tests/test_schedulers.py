@@ -320,7 +320,6 @@ def of_two(build: Callable[[Optimizer], Any]) -> tuple[Optimizer, Any]:
             ValueError,
             r"eta_min=0.01 for all groups, .* by 0.2, 1: set scheduler.eta_min = 0, or make",
         ),
-        (lambda o: ReduceLROnPlateau(o), {}, ValueError, "one eps=1e-08 for all groups"),
         (
             lambda o: OneCycleLR(o, 0.1, total_steps=9),
             {"betas": (0.8, 0.99)},
@@ -350,6 +349,12 @@ def test_what_cannot_be_done_is_said_before_anything_changes(
     assert [{**g, "params": 0} for g in optimizer.param_groups] == [{**g, "params": 0} for g in groups]
     assert getattr(scheduler, "optimizer", None) is holder
     assert kept is None or scheduler.state_dict() == kept
+
+
+def test_the_least_change_of_a_plateau_scheduler_goes_by_the_smallest_factor() -> None:
+    optimizer, scheduler = of_two(ReduceLROnPlateau)
+    tam.handover(optimizer, tam.AdaTAMW, scheduler=scheduler)  # the lrs of its groups times 0.2 and 1
+    assert scheduler.eps == pytest.approx(0.2e-8)
 
 
 def test_the_ways_out_of_what_is_refused() -> None:

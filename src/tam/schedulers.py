@@ -97,6 +97,8 @@ def _converted(scheduler: LRScheduler, factors: Sequence[float]) -> dict[str, An
             # New lists of new values: a SequentialLR shares its list with a scheduler inside, and torch 2.6
             # its tensors with the groups. After add_param_group the list may be too short.
             converted[name] = [x * factor for x, factor in zip(value, factors, strict=False)]
+        elif value and name == "eps":
+            converted[name] = value * min(factors)  # a change of lr that is too small to make
         elif value:
             if not all(math.isclose(factor, factors[0], rel_tol=1e-9) for factor in factors):
                 raise ValueError(

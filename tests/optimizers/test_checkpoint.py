@@ -438,6 +438,69 @@ def _entry_that_is_no_dict(saved: dict[str, Any]) -> None:
     saved["state"][0] = [1, 2]
 
 
+def _quantized(key: str) -> Any:
+    def change(saved: dict[str, Any]) -> None:
+        for entry in saved["state"].values():
+            if key in entry:
+                entry[key] = torch.quantize_per_tensor(entry[key].float(), 0.1, 0, torch.qint8)
+
+    return change
+
+
+def _sparse_alignment(saved: dict[str, Any]) -> None:
+    for entry in saved["state"].values():
+        entry["alignment"] = entry["alignment"].to_sparse()
+
+
+@pytest.mark.parametrize("change", [_quantized("alignment"), _sparse_alignment])
+def test_an_alignment_that_is_no_plain_number_is_refused(torque: type, change: Any) -> None:
+    target = train(torque(parameters([(3, 5), (7,)])), 2)
+    saved = copy.deepcopy(target.state_dict())
+    change(saved)
+    refused(target, saved, "alignment")
+
+
+def test_a_quantized_step_count_is_refused(cls: type) -> None:
+    if cls is not tam.TAM:
+        target = train(cls(parameters([(3, 5), (7,)])), 2)
+        saved = copy.deepcopy(target.state_dict())
+        _quantized("step")(saved)
+        refused(target, saved, "step")
+
+
+def _real_momentum(entry: dict[str, Any], key: str) -> None:
+    entry[key] = entry[key].real.contiguous()
+
+
+def _expanded_momentum(entry: dict[str, Any], key: str) -> None:
+    entry[key] = entry[key].flatten()[:1].expand(entry[key].numel()).view(entry[key].shape)
+
+
+def _negated_momentum(entry: dict[str, Any], key: str) -> None:
+    entry[key] = torch._neg_view(entry[key])
+
+
+@pytest.mark.parametrize("change", [_real_momentum, _expanded_momentum, _negated_momentum])
+def test_buffers_of_another_kind_are_copied(cls: type, way: dict[str, Any], change: Any) -> None:
+    """Whatever loads can step, in every way alike."""
+    params = parameters([(6,)], torch.complex64 if change is _real_momentum else torch.float32)
+    source = train(cls(params), 2)
+    key = "momentum_buffer" if cls is tam.TAM else "exp_avg"
+    found = []
+    for options in (way, {"foreach": False}):
+        saved = copy.deepcopy(source.state_dict())
+        change(saved["state"][0], key)
+        expected = saved["state"][0][key].to(params[0].dtype).clone()
+        target = fresh(cls, source, **options)
+        target.load_state_dict(saved)
+        (p,) = params_of(target)
+        torch.testing.assert_close(target.state[p][key], expected)
+        found.append(train(target, 2, start=2))
+    for p, q in zip(*map(params_of, found), strict=True):
+        assert_close(torch.view_as_real(p) if p.is_complex() else p,
+                     torch.view_as_real(q) if q.is_complex() else q, 2e-5)  # fmt: skip
+
+
 @pytest.mark.parametrize(
     "change, match",
     [
@@ -522,3 +585,13 @@ def test_a_checkpoint_under_a_scheduler_says_that_its_lr_is_lost() -> None:
     scheduler.step()
     with pytest.warns(UserWarning, match=r"from 0\.1 to 0\.05, which is lost.*scheduler="):
         tam.TAM(parameters(SHAPES)).load_state_dict(sgd.state_dict())
+
+
+def test_a_pickle_of_an_older_version_gets_the_options_that_came_later(torque: type) -> None:
+    old = train(torque(parameters(SHAPES)), 2)
+    for options in (old.defaults, *old.param_groups):
+        del options["gain"]
+    new = pickle.loads(pickle.dumps(old))
+    new.add_param_group({"params": parameters([(4,)])})
+    train(new, 2, start=2)
+    assert [group["gain"] for group in new.param_groups] == [1.0, 1.0]

@@ -197,5 +197,11 @@ def test_float16_parameters_are_refused(cls: type) -> None:
     with pytest.raises(ValueError, match="does not support float16"):
         optimizer.add_param_group({"params": half})
     assert len(optimizer.param_groups) == 1
+    wide = train(cls(parameters(SHAPES, torch.float64)), 3)
+    before = wide.alignment
+    for group in ({"params": iter(half)}, {"params": half[0]}, {"params": [("w", half[0])]}):
+        with pytest.raises(ValueError, match="does not support float16"):
+            wide.add_param_group(group)
+    assert wide.alignment.dtype == torch.float64 and torch.equal(wide.alignment, before)
     with pytest.raises(ValueError, match="float16"):
         tam.functional.init_adatam(half)

@@ -21,7 +21,7 @@ from tam.distributed import Exchange, arrived, is_sharded, local, local_gradient
 from tam.kernels import native
 from tam.kernels.tables import KINDS, Option, Row, Segment
 from tam.kernels.torque import Rule
-from tam.kernels.watch import Watch, check_memory, is_plain
+from tam.kernels.watch import Watch, check_memory, is_plain, is_within_storage, layout_of
 
 if TYPE_CHECKING:
     from tam.optimizers.torque import TorqueOptimizer
@@ -115,14 +115,23 @@ class Fused:
         self.shared = _shared(optimizer)
         self.everything = [p for group in optimizer.param_groups for p in group["params"]]
         self.sizes = [len(group["params"]) for group in optimizer.param_groups]
-        self.params = [p for p in self.everything if optimizer.has_state(p)]
-        self.waiting = [p for p in self.everything if not optimizer.has_state(p)]
         keys = optimizer.state_keys(optimizer.param_groups[0])
+        # What has no gradient takes no part, whatever became of it: its memory may have been freed.
+        self.params = [
+            p
+            for p in self.everything
+            if optimizer.has_state(p) and (p.grad is not None or _can_join(p, optimizer.state[p], keys))
+        ]
+        members = set(self.params)
+        self.waiting = [p for p in self.everything if p not in members]
         for p in self.params:
             _lay_out(p, optimizer.state[p], keys)
         self.exchange = optimizer.exchange_at_hand()
         self.shards, self.plan = optimizer._shards, optimizer._exchange
         self._order(optimizer)
+        for s in self.alignments:
+            if s.numel() != 1:
+                raise RuntimeError(f"an alignment must be one number, got a tensor of shape {tuple(s.shape)}")
         # Only our own keys: users and wrappers keep entries there, too.
         self.own = itemgetter(*keys, "alignment")
         self.entries = [*optimizer.state.values()]
@@ -155,7 +164,8 @@ class Fused:
             share_of, self.segment = self.exchange.share_of, [k for k, _ in self.exchange.shares]
             self.alignments = optimizer.alignments()
         else:
-            known = [[p for p in segment if optimizer.has_state(p)] for segment in optimizer.segments()]
+            members = set(self.params)
+            known = [[p for p in segment if p in members] for segment in optimizer.segments()]
             known = [members for members in known if members]
             share_of = {p: i for i, members in enumerate(known) for p in members}
             self.segment = list(range(len(known)))
@@ -249,6 +259,8 @@ class Fused:
             grads = [g if g is None else arrived(local(g)) for g in grads]
             addresses = [-1 if g is None else g.data_ptr() for g in grads]
             present = [g for g in grads if g is not None]
+            if any(g.numel() and not g.data_ptr() and type(g) is not Tensor for g in present):
+                return False  # a subclass that has no memory of its own
         scale, inf = (_scalar(getattr(optimizer, name, None), norm) for name in ("grad_scale", "found_inf"))
         copies: list[Tensor] = []
         if self.backend.capturing():
@@ -291,7 +303,8 @@ class Fused:
             return
         # Noted when all is done: a step that is interrupted here leaves nothing that a later one trusts.
         self.gradients = None
-        if seen is not None and same and min(addresses) > 0 and not any(a % 16 for a in addresses):
+        moved = seen is not None and same and min(addresses) > 0 and not any(a % 16 for a in addresses)
+        if seen is not None and moved and seen.within_storage(present):
             self._set_gradients(addresses)  # they lie elsewhere, and are as they were
             seen.addresses = addresses
             self.gradients = seen
@@ -313,7 +326,7 @@ class Fused:
                     "set its grad to None, or compute it again"
                 )
             check_memory(g, "a gradient")
-            if g.dtype != p.dtype or not alike(g, p) or not is_plain(g):
+            if layout_of(g)[:2] != layout_of(p)[:2] or not alike(g, p) or not is_plain(g):
                 g = torch.empty_like(p, memory_format=torch.preserve_format).copy_(g)
                 copies.append(g)
             addresses.append(g.data_ptr() or 16)  # an empty tensor has no address, but it is there
@@ -349,6 +362,8 @@ def _lay_out(p: Tensor, state: dict[str, Tensor], keys: tuple[str, ...]) -> None
     for key in keys:
         x = state[key]
         if key == "step":  # counted where the parameter is
+            if x.numel() != 1:
+                raise RuntimeError(f"a step count must be one number, got a tensor of shape {tuple(x.shape)}")
             state[key] = x.to(p.device, torch.float32)
             continue
         if x.shape != p.shape:
@@ -359,6 +374,13 @@ def _lay_out(p: Tensor, state: dict[str, Tensor], keys: tuple[str, ...]) -> None
         own = local(x)
         if x.dtype != p.dtype or x.device != p.device or not alike(own, local(p)) or not is_plain(own):
             state[key] = torch.empty_like(p, memory_format=torch.preserve_format).copy_(x)
+
+
+def _can_join(p: Tensor, state: dict[str, Tensor], keys: tuple[str, ...]) -> bool:
+    """Return True if the kernels can take a parameter that has state and no gradient now."""
+    tensors = [local(p), *(local(state[key]) for key in keys)]
+    shapes = all(state[key].shape == p.shape for key in keys if key != "step")
+    return shapes and obstacle([p]) is None and all(map(is_within_storage, tensors))
 
 
 def _backend(device: torch.device) -> Callable[[Tensor, Tensor, Rule, Exchange | None], Backend]:

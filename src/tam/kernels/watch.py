@@ -30,11 +30,21 @@ def is_plain(x: Tensor) -> bool:
     return x.data_ptr() % size == 0 and not x.is_conj() and not x.is_neg()
 
 
+def extent_of(x: Tensor) -> int:
+    """Return how many elements of its storage a tensor reaches over."""
+    steps = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
+    return 1 + steps if x.numel() else 0
+
+
+def is_within_storage(x: Tensor, extent: int | None = None) -> bool:
+    """Return True if the tensor lies within its storage, which somebody may have resized."""
+    reach = extent_of(x) if extent is None else extent
+    return x.untyped_storage().nbytes() >= (x.storage_offset() + reach) * x.element_size()
+
+
 def check_memory(x: Tensor, what: str) -> None:
-    """Raise if the tensor does not lie within its storage, which somebody has resized."""
-    extent = 1 + sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
-    size = (x.storage_offset() + extent) * x.element_size()
-    if x.numel() and x.untyped_storage().nbytes() < size:
+    """Raise if the tensor does not lie within its storage."""
+    if x.numel() and not is_within_storage(x):
         raise RuntimeError(f"{what} of shape {tuple(x.shape)} does not fit into its storage: was it resized?")
 
 
@@ -44,6 +54,7 @@ class Watch:
     def __init__(self, tensors: Sequence[Tensor], addresses: list[int] | None = None) -> None:
         self.addresses = [*map(Tensor.data_ptr, tensors)] if addresses is None else addresses
         self.layouts = [*map(layout_of, tensors)]
+        self.extents = [*map(extent_of, tensors)]
         self._guard = _guard(tensors)
 
     def holds(self, tensors: Sequence[Tensor]) -> bool:
@@ -61,6 +72,10 @@ class Watch:
             return False
         self._guard = _guard(tensors)
         return True
+
+    def within_storage(self, tensors: Sequence[Tensor]) -> bool:
+        """Return True if every tensor, of the noted layout, lies within its storage."""
+        return all(map(is_within_storage, tensors, self.extents))
 
 
 def _guard(tensors: Sequence[Tensor]) -> Any:

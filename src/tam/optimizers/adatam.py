@@ -124,12 +124,15 @@ class AdaTAM(TorqueOptimizer):
         )
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
+        # A set or no dict at all: torch's own complaint.
+        if isinstance(param_group, dict) and not isinstance(param_group.get("params"), (Tensor, set)):
+            param_group = {**param_group, "params": list(param_group["params"])}  # it may be a generator
+        if isinstance(param_group, dict):
+            params = param_group["params"]
+            items = [params] if isinstance(params, Tensor) else params
+            tensors = [x[1] if isinstance(x, tuple) else x for x in items]
+            refuse_half(type(self).__name__, [x for x in tensors if isinstance(x, Tensor)])
         super().add_param_group(param_group)
-        try:
-            refuse_half(type(self).__name__, self.param_groups[-1]["params"])
-        except ValueError:
-            del self.param_groups[-1]
-            raise
 
     def check_step(self) -> None:
         super().check_step()

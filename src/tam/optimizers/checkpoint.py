@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from tam.distributed import is_sharded
 from tam.optimizers.options import check_options
 
 if TYPE_CHECKING:
@@ -125,15 +126,32 @@ def _checked(parameter: str, p: Tensor, name: str, entry: Mapping[str, Any]) -> 
     if not isinstance(value, Tensor):
         found = ", ".join(sorted(entry))
         raise ValueError(f"{parameter}: the checkpoint has no {name} but {found}: is it another optimizer's?")
-    if value.layout is not torch.strided or value.device.type == "meta":
-        kind = value.layout if value.layout is not torch.strided else "on the meta device"
-        raise ValueError(f"{parameter}: {name} in the checkpoint must be a dense tensor, but is {kind}")
+    if not is_dense_real(value) and not (p.is_complex() and value.is_complex() and name != "step"):
+        raise ValueError(
+            f"{parameter}: {name} in the checkpoint must be a dense tensor of the parameter's kind, got a "
+            f"{value.dtype} tensor, {value.layout}, on {value.device}"
+        )
     expected = () if name == "step" else tuple(p.shape)
     if tuple(value.shape) != expected:
         raise ValueError(
             f"{parameter}: {name} has shape {tuple(value.shape)} in the checkpoint, must be {expected}"
         )
-    return value
+    if name == "step" or is_sharded(p) or (value.is_complex() == p.is_complex() and _is_writable(value)):
+        return value
+    return torch.empty_like(p, device=value.device).copy_(value)
+
+
+def is_dense_real(x: Any) -> bool:
+    """Return True for a plain tensor of real numbers: not sparse, quantized, complex or without values."""
+    if not isinstance(x, Tensor) or x.layout is not torch.strided:
+        return False
+    return not (x.is_quantized or x.is_complex() or x.is_meta)
+
+
+def _is_writable(x: Tensor) -> bool:
+    """Return True if a step can write to each element by itself."""
+    overlaps = any(size > 1 and stride == 0 for size, stride in zip(x.shape, x.stride(), strict=True))
+    return not (overlaps or x.is_conj() or x.is_neg())
 
 
 def _remark(

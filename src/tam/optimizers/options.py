@@ -31,8 +31,8 @@ def learning_rate(name: str, value: Any) -> None:
     if isinstance(value, Tensor):
         if value.numel() != 1:
             _refuse(name, value, allowed)
-        if value.is_meta:
-            _refuse(name, value, f"{allowed}, not one on the meta device, which has no value")
+        if value.is_meta or value.layout is not torch.strided or value.is_quantized:
+            _refuse(name, value, f"{allowed}: a dense one, and not on the meta device, where it has no value")
         if value.device.type != "cpu":
             return  # its value is not read back from the device
         value = value.item()

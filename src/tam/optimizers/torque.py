@@ -17,7 +17,7 @@ from tam.kernels.arithmetic import Arithmetic
 from tam.kernels.bucket import Bucket
 from tam.kernels.fused import Fused, obstacle
 from tam.optimizers.base import Base
-from tam.optimizers.checkpoint import LATER
+from tam.optimizers.checkpoint import LATER, is_dense_real
 
 
 class TorqueOptimizer(Base):
@@ -151,7 +151,11 @@ class TorqueOptimizer(Base):
         if self.make_state():
             self._follow_parameters()
             self._fused = Fused(self)
-            self._fused.step(self, self._norm())
+            if not self._fused.step(self, self._norm()):
+                self._fused = None
+                if self._shared_option("fused"):
+                    raise RuntimeError("fused=True is not possible: a gradient has no memory of its own")
+                self._take_torchs_step()
         elif self.exchange_at_hand() is not None:
             self._take_torchs_step()
 
@@ -302,11 +306,11 @@ class TorqueOptimizer(Base):
             if not members:
                 continue
             shared = torch.zeros((), dtype=self._dtype_of(k, segment), device=members[0].device)
-            for p in members:
-                self.state[p]["alignment"] = shared
             known = next((alignment[p] for p in members if p in alignment), None)
             if known is not None:
                 shared.copy_(known.detach().reshape(()))
+            for p in members:  # last: who is interrupted before that keeps the old ones
+                self.state[p]["alignment"] = shared
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         super().add_param_group(param_group)
@@ -368,9 +372,10 @@ class TorqueOptimizer(Base):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        for group in self.param_groups:  # a pickle may be older than some options
+        # A pickle may be older than some options.
+        for options in (self.defaults, *self.param_groups):
             for name, value in LATER.items():
-                group.setdefault(name, value)
+                options.setdefault(name, value)
 
     def check_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         saved = self._saved_alignment(checkpoint)
@@ -410,7 +415,7 @@ class TorqueOptimizer(Base):
             s = (checkpoint["state"].get(key) or {}).get("alignment")
             if s is None:
                 continue
-            if not isinstance(s, Tensor) or s.is_meta or s.numel() != 1 or not -1 <= float(s) <= 1:
+            if not is_dense_real(s) or s.numel() != 1 or not -1 <= float(s) <= 1:
                 raise ValueError(
                     f"alignment={s!r} in the checkpoint: must be a tensor of one number in [-1, 1]"
                 )

@@ -24,7 +24,7 @@ from tam.kernels.cuda import Launcher, Mirror, upload
 from tam.kernels.fused import kind_of
 from tam.kernels.observe import Column
 from tam.kernels.tables import KINDS
-from tam.kernels.watch import Watch, is_plain
+from tam.kernels.watch import Watch, is_plain, is_within_storage
 from tam.optimizers.torque import TorqueOptimizer
 from tam.recording.measure import NORMS, Operations, momentum_of, params_of
 
@@ -197,9 +197,9 @@ class Kernels:
         same = seen is not None and seen.same_layouts(present)
         if seen is not None and same and addresses == seen.addresses:
             return True
-        if not same or len(present) < len(grads):
+        if seen is None or not same or len(present) < len(grads) or not seen.within_storage(present):
             pairs = [(g, p) for g, p in zip(grads, self.params, strict=True) if g is not None]
-            if not all(_same(g, p) and is_plain(g) for g, p in pairs):
+            if not all(_same(g, p) and is_plain(g) and is_within_storage(g) for g, p in pairs):
                 return False
         self.seen = None
         self.aligned = bool(self.aligned_state and not any(a % 16 for a in addresses))
