@@ -381,3 +381,17 @@ def test_copies_have_tables_of_their_own(cls: type) -> None:
     assert all(torch.equal(p, q) for p, q in zip(params_of(twin), before, strict=True))
     train(twin, 2, start=2)
     assert all(torch.equal(p, q) for p, q in zip(params_of(twin), params_of(optimizer), strict=True))
+
+
+@pytest.mark.parametrize("cls", TORQUE)
+def test_large_gradients_agree_with_torchs_operations(cls: type) -> None:
+    """Up to 1e17, as docs/rule.md says; beyond that a float32 sum may overflow here first."""
+    found = []
+    for way in ({"fused": True}, {"fused": False, "foreach": False}):
+        (p,) = params = parameters([(40_000,)])
+        optimizer = cls(params, lr=1e-20, floor=0.0, **way)
+        for step in range(4):
+            p.grad = gradients(params, step)[0].clamp(-1, 1) * 1e16  # m grows to about 1e17
+            optimizer.step()
+        found.append(optimizer.alignment)
+    assert float(found[1]) != 0 and abs(float(found[0] - found[1])) < 1e-6

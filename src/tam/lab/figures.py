@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from tam.kernels.torque import damping_of
 from tam.lab.charts import Series, line_chart
 from tam.lab.damping import FILE, read_alignment
 from tam.lab.experiment import Plan
@@ -16,7 +17,7 @@ BINS = 60
 def distribution(plan: Plan) -> list[str]:
     """How d is distributed over the steps of a run, all seeds together: of the whole run, and of its ends."""
     found = {outcome.arm.name: _alignments(outcome) for outcome in outcomes(plan) if not outcome.arm.damping}
-    runs = {name: [(1 + s) / 2 for s in alignments] for name, alignments in found.items() if alignments}
+    runs = {name: [*map(damping_of, alignments)] for name, alignments in found.items() if alignments}
     if not runs:
         return []
     low = min(float(d.min()) for ds in runs.values() for d in ds)

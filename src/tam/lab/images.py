@@ -23,6 +23,7 @@ from torch.nn.functional import cross_entropy, interpolate, pad
 
 import tam
 from tam import registry
+from tam.kernels.torque import damping_of
 from tam.lab.damping import (
     check_damping,
     check_length,
@@ -358,7 +359,7 @@ def state_file(epoch: int) -> str:
 def row_of(epoch: int, lr: float, loss: float, norm: float, s: float, validation: float) -> dict[str, Any]:
     """The metrics of an epoch, the first being 0; s is nan where there is none."""
     row = {"epoch": epoch + 1, "lr": lr, "loss": loss, "grad_norm": norm, "validation": validation}
-    return row if math.isnan(s) else {**row, "alignment": s, "damping": (1 + s) / 2}
+    return row if math.isnan(s) else {**row, "alignment": s, "damping": damping_of(s)}
 
 
 def result_of(metrics: dict[str, Any], model: nn.Module) -> dict[str, Any]:

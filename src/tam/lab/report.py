@@ -10,6 +10,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+from tam.kernels.torque import damping_of
 from tam.lab import charts, stats
 from tam.lab.experiment import Arm, Plan, Study, Table
 from tam.lab.models import MODELS
@@ -194,7 +195,7 @@ def dampings(plan: Plan) -> list[str]:
             continue
         rows = [folder.metrics() for folder in outcome.folders.values()]
         s = [row["alignment"] for run in rows for row in run if "alignment" in row]
-        told += [f"{outcome.arm.name} {mean(s):+.3f} and {(1 + mean(s)) / 2:.3f}"] if s else []
+        told += [f"{outcome.arm.name} {mean(s):+.3f} and {damping_of(mean(s)):.3f}"] if s else []
     return [f"Mean s, and d = (1 + s) / 2: {'; '.join(told)}."] if told else []
 
 

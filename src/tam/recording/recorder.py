@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 class Recorder:
     """Records each step of an optimizer: s, d, norms and the effective learning rate.
 
-    - `alignment`, `damping`: s and d = (1 + s) / 2. TAM, AdaTAM and AdaTAMW have them; of SGD with momentum,
+    - `alignment`, `damping`: s and d, (1 + s) / 2 where the gain is 1. TAM, AdaTAM and AdaTAMW have them; of SGD with momentum,
       Adam, AdamW and AngularGrad it is the cosine of their momentum and the raw gradient over all
       parameters, smoothed as TAM does
     - `grad_norm`, `momentum_norm`: |g| as the step finds it, |m| after the step
