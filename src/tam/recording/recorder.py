@@ -35,9 +35,9 @@ if TYPE_CHECKING:
 class Recorder:
     """Records each step of an optimizer: s, d, norms and the effective learning rate.
 
-    - `alignment`, `damping`: s and d, (1 + s) / 2 where the gain is 1. TAM, AdaTAM and AdaTAMW have them; of SGD with momentum,
-      Adam, AdamW and AngularGrad it is the cosine of their momentum and the raw gradient over all
-      parameters, smoothed as TAM does
+    - `alignment`, `damping`: s and d, which is (1 + s) / 2 where `gain` is 1. TAM, AdaTAM and AdaTAMW have
+      them; of SGD with momentum, Adam, AdamW and AngularGrad it is the cosine of their momentum and the raw
+      gradient over all parameters, smoothed as TAM does
     - `grad_norm`, `momentum_norm`: |g| as the step finds it, |m| after the step
     - `update_norm`, `update_ratio`: the length of the change of all parameters, and that by the
       parameters' norm before it
