@@ -296,7 +296,7 @@ class Fused:
     def _follow_gradients(
         self, grads: list[Tensor | None], present: list[Tensor], addresses: list[int], copies: list[Tensor]
     ) -> None:
-        """Brings the table of gradients up to date; new ones that are unlike their parameters are copied."""
+        """Bring the table of gradients up to date; copy those that are laid out unlike their parameters."""
         seen = self.gradients
         same = seen is not None and not self.copied and seen.same_layouts(present)
         if seen is not None and same and addresses == seen.addresses:
@@ -314,7 +314,7 @@ class Fused:
         self.gradients = Watch(present, addresses)
 
     def _usable(self, grads: list[Tensor | None], copies: list[Tensor]) -> list[int]:
-        """Returns the gradients' addresses, 0 where there is none, of copies where a kernel needs them."""
+        """Return the gradients' addresses, 0 where there is none, of copies where a kernel needs them."""
         addresses = []
         for p, g in zip(self.pieces, grads, strict=True):
             if g is None:
@@ -355,7 +355,7 @@ def _scalar(x: Any, norm: Tensor) -> Tensor | None:
 
 
 def _lay_out(p: Tensor, state: dict[str, Tensor], keys: tuple[str, ...]) -> None:
-    """Lays a parameter's state out as the parameter is: a kernel walks through them side by side.
+    """Lay a parameter's state out as the parameter is: a kernel walks through them side by side.
 
     They differ after a load of a checkpoint made with other strides, and after the parameter was moved.
     """
