@@ -21,7 +21,7 @@ from tam.distributed import Exchange, arrived, is_sharded, local, local_gradient
 from tam.kernels import native
 from tam.kernels.tables import KINDS, Option, Row, Segment
 from tam.kernels.torque import Rule
-from tam.kernels.watch import Watch, check_memory, is_plain, is_within_storage, layout_of
+from tam.kernels.watch import Watch, check_memory, is_plain, is_within_storage
 
 if TYPE_CHECKING:
     from tam.optimizers.torque import TorqueOptimizer
@@ -326,7 +326,7 @@ class Fused:
                     "set its grad to None, or compute it again"
                 )
             check_memory(g, "a gradient")
-            if layout_of(g)[:2] != layout_of(p)[:2] or not alike(g, p) or not is_plain(g):
+            if (g.dtype, g.device) != (p.dtype, p.device) or not alike(g, p) or not is_plain(g):
                 g = torch.empty_like(p, memory_format=torch.preserve_format).copy_(g)
                 copies.append(g)
             addresses.append(g.data_ptr() or 16)  # an empty tensor has no address, but it is there
