@@ -11,7 +11,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 CODE := src tests benchmarks examples setup.py
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
-SOURCES := pyproject.toml constraints.txt setup.py $(wildcard src/tam/kernels/native*.[ch])
+SOURCES := pyproject.toml constraints.txt setup.py $(wildcard src/tam/step/fused/cpu*.[ch])
 
 .PHONY: demo test lint types bench compat compat-oldest compat-newest sanitize install clean
 
@@ -20,7 +20,7 @@ demo: $(VENV)/.demo
 
 test: lint types
 	$(BIN)/python -m pytest
-	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/kernels/test_triton.py tests/recording/test_cuda.py
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/step/fused/test_kernels.py tests/recorder/test_cuda.py
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check $(CODE)
@@ -35,9 +35,9 @@ bench: $(VENV)/.dev
 # Python 3.10 is the oldest we support; a python3.10 may exist and not run (pyenv's shims).
 OLDEST_PYTHON ?= $(shell python3.10 -c 'import sys; print(sys.executable)' 2>/dev/null || echo $(PYTHON))
 NEWEST_PYTHON ?= $(PYTHON)
-COMPAT_TESTS := tests/optimizers tests/kernels tests/recording tests/integrations \
-	tests/distributed/test_dtensor.py tests/distributed/test_checkpoint.py \
-	tests/test_functional.py tests/test_hand_over.py tests/test_warmup.py
+COMPAT_TESTS := tests/optimizers tests/step tests/recorder tests/integrations \
+	tests/sharding/test_dtensor.py tests/sharding/test_checkpoint.py \
+	tests/test_functional.py tests/switching
 COMPAT_VERSIONS := import platform as p, torch, triton; \
 	print("Python", p.python_version(), "torch", torch.__version__, "triton", triton.__version__)
 
@@ -54,19 +54,19 @@ compat-oldest compat-newest: compat-%:
 		$(COMPAT_TORCH) --editable '.[demo,lightning,record,timm,transformers]' hypothesis pytest
 	@.compat/$*/bin/python -c '$(COMPAT_VERSIONS)'
 	.compat/$*/bin/python -m pytest -q $(COMPAT_TESTS)
-	TRITON_INTERPRET=1 .compat/$*/bin/python -m pytest -q tests/kernels/test_triton.py tests/recording/test_cuda.py
+	TRITON_INTERPRET=1 .compat/$*/bin/python -m pytest -q tests/step/fused/test_kernels.py tests/recorder/test_cuda.py
 
 # In a copy of the package. Python itself is not instrumented, so the sanitizer's library is loaded
 # first, and libstdc++ with it: else torch's exceptions end the process.
 SANITIZED := $(CURDIR)/build/sanitize
 sanitize: $(VENV)/.dev
 	rm -rf $(SANITIZED) && mkdir -p $(SANITIZED) && cp -R src/tam $(SANITIZED)
-	rm -f $(SANITIZED)/tam/kernels/_native*.so
+	rm -f $(SANITIZED)/tam/step/fused/_cpu*.so
 	$(CC) -O2 -g -std=c11 -fopenmp -ffp-contract=off -fsanitize=address,undefined -fno-sanitize-recover=all \
-		-shared -fPIC src/tam/kernels/native.c -o $(SANITIZED)/tam/kernels/_native.so -lm
+		-shared -fPIC src/tam/step/fused/cpu.c -o $(SANITIZED)/tam/step/fused/_cpu.so -lm
 	LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -print-file-name=libstdc++.so.6)" \
 		ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc PYTHONPATH=$(SANITIZED) \
-		$(BIN)/python -m pytest -o pythonpath=. --capture=sys tests/kernels tests/optimizers/test_moving_tensors.py
+		$(BIN)/python -m pytest -o pythonpath=. --capture=sys tests/step tests/optimizers/test_moving_tensors.py
 
 install: $(VENV)/.dev
 
@@ -86,5 +86,5 @@ $(VENV)/.dev: $(VENV)/.made $(SOURCES)
 	touch $@ $(VENV)/.demo
 
 clean:
-	rm -rf $(VENV) .compat build dist src/*.egg-info src/tam/kernels/_native*.so .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .compat build dist src/*.egg-info src/tam/step/fused/_cpu*.so .pytest_cache .mypy_cache .ruff_cache
 	rm -f tam-demo.html

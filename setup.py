@@ -5,9 +5,9 @@ from setuptools import Extension, setup
 setup(
     ext_modules=[
         Extension(
-            "tam.kernels._native",
-            ["src/tam/kernels/native.c"],
-            depends=["src/tam/kernels/native_kinds.h", "src/tam/kernels/native_kernels.h"],
+            "tam.step.fused._cpu",
+            ["src/tam/step/fused/cpu.c"],
+            depends=["src/tam/step/fused/cpu_dtypes.h", "src/tam/step/fused/cpu_kernels.h"],
             # Without errno and traps square roots can be vectorised; contraction would change rounding.
             extra_compile_args=[
                 "-O3",

@@ -22,7 +22,6 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from step import device_time, host, make_parameters, timed
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -30,7 +29,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import tam
-from tam import distributed
+from step import device_time, host, make_parameters, timed
+from tam.sharding import exchange
 
 WIDTH, LAYERS = 64, 4
 
@@ -133,7 +133,7 @@ def timed_exchange(rounds: int) -> dict[str, Any]:
     """AdaTAMW's fused step over BERT-large's parameters, without and with an exchange, and AdamW's."""
     from parameter_lists import LISTS
 
-    distributed.several = lambda group: True
+    exchange.has_other_ranks = lambda group: True
     params = make_parameters(LISTS["bert-large"], "cuda")
     with tempfile.TemporaryDirectory() as folder:
         store = dist.FileStore(f"{folder}/store", 1)

@@ -282,7 +282,7 @@ def main() -> None:
             "torch": torch.__version__,
             "tam": tam.__version__,
             "python": platform.python_version(),
-            "kernel": tam.kernels.available()[device],
+            "kernel": tam.available_kernels()[device],
         },
         "copy_bytes_per_second": bandwidth,
         "rounds": rounds,

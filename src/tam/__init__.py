@@ -3,13 +3,14 @@
 from importlib import import_module
 from typing import Any
 
-from tam import functional, kernels, landscape, reference, registry
+from tam import functional, landscape, reference, registry
 from tam._version import __version__
-from tam.hand_over import explain_handover, handover
 from tam.optimizers import TAM, AdaTAM, AdaTAMW, AngularGrad
-from tam.recording import Recorder
-from tam.transfer import transfer_lr
-from tam.warmup import Warmup
+from tam.recorder import Recorder
+from tam.step import available as available_kernels
+from tam.switching.handover import explain_handover, handover
+from tam.switching.transfer import transfer_lr
+from tam.switching.warmup import Warmup
 
 __all__ = [
     "TAM",
@@ -19,10 +20,10 @@ __all__ = [
     "Recorder",
     "Warmup",
     "__version__",
+    "available_kernels",
     "explain_handover",
     "functional",
     "handover",
-    "kernels",
     "landscape",
     "reference",
     "registry",

@@ -22,10 +22,11 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from tam.kernels import angular, torque
-from tam.kernels.arithmetic import PURE
-from tam.kernels.bucket import Bucket, fill, filled
-from tam.optimizers.options import check_options, refuse_half
+from tam.options import check_options, refuse_half
+from tam.step import angular
+from tam.step import rule as torque
+from tam.step.bucket import Bucket, fill, filled
+from tam.step.eager import PURE
 
 Tensors = TypeVar("Tensors", bound=Mapping[str, Tensor] | Sequence[Tensor])
 

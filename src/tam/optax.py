@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 from tam._extras import missing
-from tam.optimizers.options import CHECKS, below_one, nonnegative, one_of, optional_flag
+from tam.options import CHECKS, below_one, nonnegative, one_of, optional_flag
 
 try:
     import jax

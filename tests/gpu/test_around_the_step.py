@@ -11,7 +11,7 @@ import torch
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
 import tam
-from tam.recording.quantities import QUANTITIES
+from tam.recorder.quantities import QUANTITIES
 from tests.helpers import gradients, parameters, params_of
 
 SHAPES = [(33, 17), (64,), (3, 3, 4), ()]

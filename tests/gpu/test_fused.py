@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import tam
-from tam.kernels import cuda
+from tam.step.fused import cuda
 from tests.helpers import (
     TORQUE,
     Path,

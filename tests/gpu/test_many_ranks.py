@@ -15,11 +15,11 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
 
 import tam
-from tam import distributed
-from tam.kernels import way_of
-from tests.distributed import test_shards
-from tests.distributed.harness import on_ranks
+from tam.sharding import exchange
+from tam.step import way_of
 from tests.helpers import TORQUE
+from tests.sharding import test_shards
+from tests.sharding.harness import on_ranks
 
 
 def three_ranks() -> Any:
@@ -60,7 +60,7 @@ def drawn(seed: int) -> list[torch.Tensor]:
 def test_torchs_operations_do_not_wait(
     nccl: None, monkeypatch: pytest.MonkeyPatch, way: dict[str, bool]
 ) -> None:
-    monkeypatch.setattr(distributed, "several", lambda group: True)
+    monkeypatch.setattr(exchange, "has_other_ranks", lambda group: True)
     params = [nn.Parameter(x) for x in drawn(0)]
     optimizer = tam.TAM([{"params": params[:2]}, {"params": params[2:]}], scope="group",
                         shard_group=dist.group.WORLD, **way)  # fmt: skip
@@ -79,7 +79,7 @@ def test_an_exchange_never_waits_and_can_be_captured(
     nccl: None, monkeypatch: pytest.MonkeyPatch, cls: type, scope: str
 ) -> None:
     """A rank alone exchanges nothing; made to, it finds what it has brought."""
-    monkeypatch.setattr(distributed, "several", lambda group: True)
+    monkeypatch.setattr(exchange, "has_other_ranks", lambda group: True)
     options = {"lr": 0.01, "scope": scope, "max_grad_norm": 1.0, "fused": True, "capturable": True}
     found = []
     for shards in ({}, {"shard_group": dist.group.WORLD}):

@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from tam._wrappers import layers, unwrap
-from tam.warmup import Warmup
+from tam.switching.warmup import Warmup
 
 __all__ = ["has_readings", "may_have_readings", "readings", "unwrap"]
 

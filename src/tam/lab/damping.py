@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 from tam import registry
 from tam.lab.store import LabError, TrialFolder
 from tam.optimizers.torque import TorqueOptimizer
-from tam.warmup import Warmup
+from tam.switching.warmup import Warmup
 
 FILE = "alignment.pt"
 HOW = ("mean", "shuffled", "another", "same")  # the last checks that the replacement itself changes nothing

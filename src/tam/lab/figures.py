@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from tam.kernels.torque import damping_of
 from tam.lab.charts import Series, line_chart
 from tam.lab.damping import FILE, read_alignment
 from tam.lab.experiment import Plan
 from tam.lab.outcome import Outcome, outcomes
+from tam.step.rule import damping_of
 
 BINS = 60
 

@@ -23,7 +23,6 @@ from torch.nn.functional import cross_entropy, interpolate, pad
 
 import tam
 from tam import registry
-from tam.kernels.torque import damping_of
 from tam.lab.damping import (
     check_damping,
     check_length,
@@ -38,6 +37,7 @@ from tam.lab.making import load_optimizer, make_network, make_optimizer
 from tam.lab.models import get_model, parameters
 from tam.lab.store import LabError, TrialFolder
 from tam.lab.trial import Progress, by_epochs, resolved, told
+from tam.step.rule import damping_of
 
 ALIGNMENT = 2  # the columns of what is seen of a step: loss, |g|, s
 BEFORE = 10  # steps before a switch whose mean length the first one after it is compared with

@@ -16,7 +16,7 @@ from tam import registry
 from tam.lab.damping import Damped
 from tam.lab.models import get_model
 from tam.lab.store import LabError, digest_of
-from tam.warmup import Warmup
+from tam.switching.warmup import Warmup
 
 OF_THE_DEVICE = ("lr", "fused", "foreach", "capturable")  # options that are not a checkpoint's
 

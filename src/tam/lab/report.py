@@ -10,7 +10,6 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from tam.kernels.torque import damping_of
 from tam.lab import charts, stats
 from tam.lab.experiment import Arm, Plan, Study, Table
 from tam.lab.models import MODELS
@@ -18,6 +17,7 @@ from tam.lab.outcome import Outcome, outcomes, twins
 from tam.lab.runner import Group, shown
 from tam.lab.stats import Difference, Pairs
 from tam.lab.store import write_whole
+from tam.step.rule import damping_of
 
 HEADER = (
     "arm", "lr", "n", "{label}", "{test}", "difference to {baseline}", "95% interval", "p (Holm)", "verdict",

@@ -9,9 +9,9 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer, ParamsT
 
 from tam._warnings import warn_user
-from tam.kernels import torque
-from tam.optimizers.options import refuse_half
 from tam.optimizers.torque import TorqueOptimizer
+from tam.options import refuse_half
+from tam.step import rule as torque
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -177,7 +177,9 @@ class AdaTAM(TorqueOptimizer):
             >>> round(optimizer.param_groups[0]["lr"], 6)
             0.0002
         """
-        from tam.hand_over import match  # it knows all the optimizers, so it cannot be imported above
+        from tam.switching.handover import (
+            match,  # it knows all the optimizers, so it cannot be imported above
+        )
 
         adam = torch.optim.Adam(
             params, lr, betas, eps, weight_decay, amsgrad,
@@ -188,7 +190,9 @@ class AdaTAM(TorqueOptimizer):
     @classmethod
     def from_adam(cls, optimizer: Optimizer, **options: Any) -> Self:
         """This optimizer in place of torch's Adam or AdamW; `tam.handover` says how."""
-        from tam.hand_over import handover  # it knows all the optimizers, so it cannot be imported above
+        from tam.switching.handover import (
+            handover,  # it knows all the optimizers, so it cannot be imported above
+        )
 
         if not isinstance(optimizer, (torch.optim.Adam, torch.optim.AdamW)):
             raise TypeError(
@@ -308,7 +312,9 @@ class AdaTAMW(AdaTAM):
             >>> round(optimizer.param_groups[0]["lr"], 6), round(optimizer.param_groups[0]["weight_decay"], 6)
             (0.0002, 0.5)
         """
-        from tam.hand_over import match  # it knows all the optimizers, so it cannot be imported above
+        from tam.switching.handover import (
+            match,  # it knows all the optimizers, so it cannot be imported above
+        )
 
         adamw = torch.optim.AdamW(
             params, lr, betas, eps, weight_decay, amsgrad,

@@ -8,11 +8,11 @@ from typing import Any, ClassVar
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from tam.distributed import Exchange, ranks_of
-from tam.kernels import angular
-from tam.kernels.arithmetic import Arithmetic
-from tam.kernels.bucket import Bucket, filled
 from tam.optimizers.base import Base
+from tam.sharding import Exchange, shard_groups
+from tam.step import angular
+from tam.step.bucket import Bucket, filled
+from tam.step.eager import Arithmetic
 
 
 class AngularGrad(Base):
@@ -89,7 +89,7 @@ class AngularGrad(Base):
         super().check_step()
         for i, group in enumerate(self.param_groups):
             for j, p in enumerate(group["params"]):
-                if group["vote"] and p.grad is not None and ranks_of(p):
+                if group["vote"] and p.grad is not None and shard_groups(p):
                     raise RuntimeError(
                         f"{self.name_of(i, j)} is sharded: vote=True is one decision for a whole tensor, "
                         "which no rank has"

@@ -10,13 +10,13 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer, ParamsT, _use_grad_for_differentiable
 
-from tam import kernels
+from tam import step as kernels
 from tam._warnings import warn_user
-from tam.distributed import Exchange, is_sharded, local, local_gradient
-from tam.kernels.arithmetic import Arithmetic
-from tam.kernels.bucket import Bucket, fill, filled
 from tam.optimizers.checkpoint import adopt, hooks_around_load
-from tam.optimizers.options import check_options
+from tam.options import check_options
+from tam.sharding import Exchange, is_dtensor, local_gradient, local_tensor
+from tam.step.bucket import Bucket, fill, filled
+from tam.step.eager import Arithmetic
 
 
 class Base(Optimizer):
@@ -164,7 +164,7 @@ class Base(Optimizer):
                         "a CUDA graph is being captured with capturable=False: the step count "
                         "would stand still; make the optimizer with capturable=True"
                     )
-                if group["differentiable"] and is_sharded(p):
+                if group["differentiable"] and is_dtensor(p):
                     raise RuntimeError(f"{self.name_of(i, j)} is sharded: differentiable=True cannot be done")
                 if p.grad.layout is not torch.strided:
                     raise RuntimeError(
@@ -183,9 +183,12 @@ class Base(Optimizer):
             self._init_group(group, theta, grad, *columns)
             params.append(theta)
             shares = None if exchange is None else [exchange.share_of[p] for p in theta]
-            if any(map(is_sharded, theta)):  # the step works on this rank's pieces
+            if any(map(is_dtensor, theta)):  # the step works on this rank's pieces
                 grad = [local_gradient(p, g) for p, g in zip(theta, grad, strict=True)]
-                theta, columns = [*map(local, theta)], [[*map(local, column)] for column in columns]
+                theta, columns = (
+                    [*map(local_tensor, theta)],
+                    [[*map(local_tensor, column)] for column in columns],
+                )
             buckets += fill(group, i, theta, grad, dict(zip(keys, columns, strict=True)), shares)
         return params, buckets
 

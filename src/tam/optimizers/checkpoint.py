@@ -14,8 +14,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from tam.distributed import is_sharded
-from tam.optimizers.options import check_options
+from tam.options import check_options
+from tam.sharding import is_dtensor
 
 if TYPE_CHECKING:
     from tam.optimizers.base import Base
@@ -136,7 +136,7 @@ def _checked(parameter: str, p: Tensor, name: str, entry: Mapping[str, Any]) -> 
         raise ValueError(
             f"{parameter}: {name} has shape {tuple(value.shape)} in the checkpoint, must be {expected}"
         )
-    if name == "step" or is_sharded(p) or (value.is_complex() == p.is_complex() and _is_writable(value)):
+    if name == "step" or is_dtensor(p) or (value.is_complex() == p.is_complex() and _is_writable(value)):
         return value
     return torch.empty_like(p, device=value.device).copy_(value)
 

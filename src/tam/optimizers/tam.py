@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer, ParamsT
 
-from tam.kernels import torque
 from tam.optimizers.torque import TorqueOptimizer
+from tam.step import rule as torque
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -131,7 +131,9 @@ class TAM(TorqueOptimizer):
             >>> optimizer.param_groups[0]["lr"]
             0.2
         """
-        from tam.hand_over import match  # it knows all the optimizers, so it cannot be imported above
+        from tam.switching.handover import (
+            match,  # it knows all the optimizers, so it cannot be imported above
+        )
 
         # `fused` is ours: torch's fused SGD does not take the same tensors.
         sgd = torch.optim.SGD(
@@ -143,7 +145,9 @@ class TAM(TorqueOptimizer):
     @classmethod
     def from_sgd(cls, optimizer: Optimizer, **options: Any) -> Self:
         """This optimizer in place of torch's SGD; `tam.handover` says how."""
-        from tam.hand_over import handover  # it knows all the optimizers, so it cannot be imported above
+        from tam.switching.handover import (
+            handover,  # it knows all the optimizers, so it cannot be imported above
+        )
 
         if not isinstance(optimizer, torch.optim.SGD):
             raise TypeError(f"from_sgd takes torch's SGD, not {type(optimizer).__name__}: use tam.handover")

@@ -11,13 +11,13 @@ from torch import Tensor
 from torch._compile import _disable_dynamo
 from torch.optim.optimizer import ParamsT
 
-from tam.distributed import Exchange, Known, ShardGroup, is_sharded, local
-from tam.kernels import torque
-from tam.kernels.arithmetic import Arithmetic
-from tam.kernels.bucket import Bucket
-from tam.kernels.fused import Fused, obstacle
 from tam.optimizers.base import Base
 from tam.optimizers.checkpoint import LATER, is_dense_real
+from tam.sharding import Exchange, SegmentInfo, ShardGroup, agree_across_ranks, is_dtensor, local_tensor
+from tam.step import rule as torque
+from tam.step.bucket import Bucket
+from tam.step.eager import Arithmetic
+from tam.step.fused.tables import Fused, obstacle
 
 
 class TorqueOptimizer(Base):
@@ -32,7 +32,7 @@ class TorqueOptimizer(Base):
         self, params: ParamsT, defaults: dict[str, Any], shard_group: Any, whole_tensors: bool
     ) -> None:
         super().__init__(params, defaults)
-        self._shards = ShardGroup.of(shard_group, whole_tensors, defaults["scope"])
+        self.shards = ShardGroup.from_options(shard_group, whole_tensors, defaults["scope"])
         # No class attributes: a wrapper that passes for this class (Lightning's) would find them there.
         self._grad_norm: Tensor | None = None  # |g| of the last step; the step writes it in place
         self._fused: Fused | None = None  # the tables of the fused step
@@ -65,41 +65,41 @@ class TorqueOptimizer(Base):
     @property
     def shard_group(self) -> Any:
         """The ranks over which plain tensors are sharded; neither groups nor checkpoints have it."""
-        return None if self._shards is None else self._shards.group
+        return None if self.shards is None else self.shards.group
 
     @shard_group.setter
     def shard_group(self, group: Any) -> None:
-        whole = group is not None and self._shards is not None and self._shards.whole_tensors
-        self._shards = ShardGroup.of(group, whole, self._shared_option("scope"))
+        whole = group is not None and self.shards is not None and self.shards.whole_tensors
+        self.shards = ShardGroup.from_options(group, whole, self._shared_option("scope"))
 
     @property
     def exchange(self) -> Exchange:
         """What this optimizer adds up with other ranks, as parameters and options stand now."""
-        now = self.segments(), self._shared_option("scope"), self._shards
+        now = self.segments(), self._shared_option("scope"), self.shards
         if self._exchange is None or not self._exchange.fits(*now):
             self._exchange = Exchange(*now)
         return self._exchange
 
     def _in_pieces(self) -> bool:
         """Whether other ranks may have to be asked for sums; most optimizers have nobody to ask."""
-        return self._shards is not None or any(is_sharded(p) for g in self.param_groups for p in g["params"])
+        return self.shards is not None or any(is_dtensor(p) for g in self.param_groups for p in g["params"])
 
     def exchange_at_hand(self) -> Exchange | None:
         if not self._in_pieces():
             return None
         exchange, inf = self.exchange, getattr(self, "found_inf", None)
-        return exchange if exchange.needed(self._shared_option("max_grad_norm"), inf) else None
+        return exchange if exchange.is_needed(self._shared_option("max_grad_norm"), inf) else None
 
     def alignments(self) -> list[Tensor]:
         """Each segment's s, in tensors that stay; before the first step the ranks agree on them."""
-        if not self.exchange.checked:
+        if not self.exchange.has_agreed:
             self._agree()
         return self.segment_alignments()
 
     def _agree(self) -> None:
         exchange, segments, s = self.exchange, self.segments(), self.segment_alignments()
         known = [
-            Known(
+            SegmentInfo(
                 float(x) if any(map(self.has_state, segment)) else None,
                 _scalar_dtype(segment) == torch.float64 if segment else None,
             )
@@ -108,18 +108,18 @@ class TorqueOptimizer(Base):
         apart = ("foreach", "fused", "differentiable")  # ranks may do the step in different ways
         options = {name: self.param_groups[0][name] for name in self.shared_options if name not in apart}
         options |= {"the optimizer": type(self).__name__, "the number of groups": len(self.param_groups)}
-        agreed = exchange.agree(known, options)
-        self._wide = {k: bool(x.wide) for k, x in enumerate(agreed)}
+        agreed = agree_across_ranks(exchange, known, options)
+        self._wide = {k: bool(x.is_float64) for k, x in enumerate(agreed)}
         for k, (segment, mine, now) in enumerate(zip(segments, known, agreed, strict=True)):
-            if mine.s is None:
-                home = exchange.device if not segment else local(segment[0]).device
+            if mine.alignment is None:
+                home = exchange.device if not segment else local_tensor(segment[0]).device
                 self._kept[k] = torch.zeros((), dtype=self._dtype_of(k, segment), device=home).fill_(
-                    now.s or 0.0
+                    now.alignment or 0.0
                 )
         self._follow_parameters()
         for x, now in zip(self.segment_alignments(), agreed, strict=True):
-            if now.s is not None:
-                x.fill_(now.s)  # to the bit
+            if now.alignment is not None:
+                x.fill_(now.alignment)  # to the bit
 
     def _dtype_of(self, k: int, segment: list[Tensor]) -> torch.dtype:
         """Of s of segment k: float64 where all parameters are, other ranks' too."""
@@ -204,7 +204,7 @@ class TorqueOptimizer(Base):
             return True
         params = [p for group in self.param_groups for p in group["params"]]
         trained = [p for p in params if p.requires_grad or p.grad is not None]
-        if not trained and self._shards is not None:  # others may have some
+        if not trained and self.shards is not None:  # others may have some
             return False
         reason = obstacle(trained)
         if reason is None or not self._shared_option("fused"):
@@ -226,7 +226,7 @@ class TorqueOptimizer(Base):
         """
         if self._shared_option("fused") is True and self.wants_fused():
             return True
-        return self._in_pieces() and self.exchange.uneven and bool(self.exchange.groups)
+        return self._in_pieces() and self.exchange.verdicts_differ and bool(self.exchange.groups)
 
     # ------------------------------------------------------------------ readings
 
@@ -261,9 +261,9 @@ class TorqueOptimizer(Base):
     @property
     def knows_grad_norm(self) -> bool:
         """Whether |g| is known: not where ranks with tensors of their own exchange nothing."""
-        if self._shards is None or self._shared_option("max_grad_norm") is not None:
+        if self.shards is None or self._shared_option("max_grad_norm") is not None:
             return True
-        return not self.exchange.whole
+        return not self.exchange.has_whole_tensors
 
     # ------------------------------------------------------------------ segments
 
@@ -343,7 +343,7 @@ class TorqueOptimizer(Base):
     def check_step(self) -> None:
         super().check_step()
         first = self.param_groups[0]
-        if first["differentiable"] and self._shards is not None:
+        if first["differentiable"] and self.shards is not None:
             raise RuntimeError("with shard_group differentiable=True cannot be done")
         if first["max_grad_norm"] is not None:
             self._check_one_kind_of_device("max_grad_norm", self.param_groups)
@@ -367,7 +367,7 @@ class TorqueOptimizer(Base):
 
     def __getstate__(self) -> dict[str, Any]:
         fresh: dict[str, Any] = {"_fused": None, "_captured": [], "_exchange": None}
-        kept = {name: self.__dict__[name] for name in ("_grad_norm", "_shards", "_kept", "_wide")}
+        kept = {name: self.__dict__[name] for name in ("_grad_norm", "shards", "_kept", "_wide")}
         return {**super().__getstate__(), **kept, **fresh}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -385,9 +385,9 @@ class TorqueOptimizer(Base):
             if ours and self.momentum_key in state and p not in saved:
                 raise ValueError(f"the checkpoint has state but no alignment for parameter {key}")
             plain = [
-                name for name, x in state.items() if isinstance(x, Tensor) and x.ndim and not is_sharded(x)
+                name for name, x in state.items() if isinstance(x, Tensor) and x.ndim and not is_dtensor(x)
             ]
-            if is_sharded(p) and plain:
+            if is_dtensor(p) and plain:
                 raise ValueError(
                     f"parameter {key} is sharded (a DTensor), but its {plain[0]} in the checkpoint is not: "
                     "load it with torch.distributed.checkpoint's set_optimizer_state_dict"

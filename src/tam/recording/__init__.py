@@ -1,5 +1,0 @@
-"""Recording what an optimizer does: what there is to record, how it is measured, kept and written."""
-
-from tam.recording.recorder import Recorder
-
-__all__ = ["Recorder"]

@@ -1,0 +1,1 @@
+"""From one optimizer to another on the same parameters."""
