@@ -14,6 +14,9 @@ Check = Callable[[str, Any], None]
 
 SCOPES = ("global", "group", "tensor")
 
+# Options of torch's optimizers for which the library has a rule at this value alone.
+REFUSED = {"nesterov": False, "dampening": 0, "amsgrad": False}
+
 
 def _refuse(name: str, value: Any, allowed: str, kind: type[Exception] = ValueError) -> NoReturn:
     shown = f'"{value}"' if isinstance(value, str) else repr(value)

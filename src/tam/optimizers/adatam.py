@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 import torch
 from torch import Tensor
@@ -58,8 +58,9 @@ class AdaTAM(TorqueOptimizer):
         whole_tensors: each of those tensors lies on one rank whole, as with ZeroRedundancyOptimizer
     """
 
+    lr_family: ClassVar[Literal["sgd", "adam"]] = "adam"
+    adaptive: ClassVar[bool] = True
     momentum_key: ClassVar[str] = "exp_avg"
-    decoupled: ClassVar[bool] = False  # is the weight decay outside the gradient?
     shared_options: ClassVar[tuple[str, ...]] = (
         *TorqueOptimizer.shared_options, "ema", "bias_correction",
     )  # fmt: skip

@@ -11,8 +11,9 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer, ParamsT, _use_grad_for_differentiable
 
 from tam import step as kernels
+from tam._load_hooks import hooks_around_load
 from tam._warnings import warn_user
-from tam.optimizers.checkpoint import adopt, hooks_around_load
+from tam.optimizers.checkpoint import adopt
 from tam.options import check_options
 from tam.sharding import Exchange, is_dtensor, local_gradient, local_tensor
 from tam.step.bucket import Bucket, fill, filled

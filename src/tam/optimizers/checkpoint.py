@@ -6,15 +6,13 @@ torch's SGD or Adam is recognised by what it lacks and completed with the loadin
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
-from tam.options import check_options
+from tam.options import REFUSED, check_options
 from tam.sharding import is_dtensor
 
 if TYPE_CHECKING:
@@ -24,24 +22,6 @@ if TYPE_CHECKING:
 OWN = ("scope", "foreach", "fused", "capturable", "differentiable")
 # Options that came later: a checkpoint without them was written by what they are by default.
 LATER = {"gain": 1.0}
-# Options of torch's optimizers for which the library has a rule at this value alone.
-REFUSED = {"nesterov": False, "dampening": 0, "amsgrad": False}
-
-
-@contextmanager
-def hooks_around_load(
-    optimizer: Optimizer,
-    before: Callable[[Optimizer, dict[str, Any]], dict[str, Any]],
-    after: Callable[[Optimizer], None],
-) -> Iterator[None]:
-    """Inside, a load runs `before` after all of the users' own hooks, and `after` before all of them."""
-    pre = optimizer.register_load_state_dict_pre_hook(before)
-    post = optimizer.register_load_state_dict_post_hook(after, prepend=True)
-    try:
-        yield
-    finally:
-        pre.remove()
-        post.remove()
 
 
 def adopt(optimizer: Base, checkpoint: dict[str, Any]) -> tuple[dict[str, Any], str]:

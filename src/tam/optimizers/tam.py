@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
 
 import torch
 from torch import Tensor
@@ -55,6 +55,9 @@ class TAM(TorqueOptimizer):
         >>> optimizer.alignment, optimizer.damping
         (tensor(0.), tensor(0.5000))
     """
+
+    lr_family: ClassVar[Literal["sgd", "adam"]] = "sgd"
+    momentum_key: ClassVar[str] = "momentum_buffer"
 
     def __init__(
         self,
@@ -152,8 +155,6 @@ class TAM(TorqueOptimizer):
         if not isinstance(optimizer, torch.optim.SGD):
             raise TypeError(f"from_sgd takes torch's SGD, not {type(optimizer).__name__}: use tam.handover")
         return cast("Self", handover(optimizer, cls, **options))
-
-    momentum_key: ClassVar[str] = "momentum_buffer"
 
     def state_keys(self, group: dict[str, Any]) -> tuple[str, ...]:
         return ("momentum_buffer",)

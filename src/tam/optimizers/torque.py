@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from itertools import chain
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -27,6 +27,11 @@ class TorqueOptimizer(Base):
         *Base.shared_options, "fused", "scope", "smoothing", "gain", "max_grad_norm",
     )  # fmt: skip
     mark: ClassVar[str] = "smoothing"
+
+    # What `tam.switching` needs to know about a class.
+    lr_family: ClassVar[Literal["sgd", "adam"]]  # optimizers whose lr and buffers mean the same
+    adaptive: ClassVar[bool] = False  # is the step divided by the root of v?
+    decoupled: ClassVar[bool] = False  # is the weight decay outside the gradient?
 
     def __init__(
         self, params: ParamsT, defaults: dict[str, Any], shard_group: Any, whole_tensors: bool

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch.optim import Optimizer
 
-from tam.optimizers.checkpoint import REFUSED
 from tam.optimizers.torque import TorqueOptimizer
+from tam.options import REFUSED
 from tam.switching.schedulers import RATES, cycled_option, is_held
 from tam.switching.transfer import family
 

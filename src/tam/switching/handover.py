@@ -17,8 +17,8 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from tam.optimizers import TAM, AdaTAM
-from tam.optimizers.checkpoint import REFUSED
 from tam.optimizers.torque import TorqueOptimizer
+from tam.options import REFUSED
 from tam.sharding import set_shards, shards_of
 from tam.switching.explain import describe
 from tam.switching.schedulers import RATES, convert_schedulers, find_schedulers, reattach, warn_if_held

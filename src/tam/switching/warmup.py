@@ -10,8 +10,8 @@ from torch import Tensor
 from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 
+from tam._load_hooks import hooks_around_load
 from tam._wrappers import unwrap
-from tam.optimizers.checkpoint import hooks_around_load
 from tam.sharding import set_shards, shards_of
 from tam.switching.handover import WARMUP, NoRuleError, Plan, carry, choose_buffers, plan, refuse
 from tam.switching.transfer import check_alignment
