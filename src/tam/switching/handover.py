@@ -409,7 +409,7 @@ def carry(
             if release:
                 source.state.pop(p, None)
     if isinstance(target, TorqueOptimizer):
-        target._share(aligned)
+        target.segments.share_alignments(aligned)
 
 
 def _same_scope(a: Optimizer, b: Optimizer) -> bool:
