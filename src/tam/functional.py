@@ -310,7 +310,8 @@ def angular_grad(
         eps: c, added to the denominator
         weight_decay: lambda, added to the gradient (coupled)
         method: "cos" or "tan", the function of the angle in phi
-        vote: do what the authors' public code does: a tensor keeps its angles unless most become smaller
+        vote: do what the authors' public code does: a tensor keeps its stored angles unless most new ones
+            are no larger
         maximize: ascend instead of descend
 
     Returns:

@@ -211,7 +211,8 @@ def angular_grad(
         eps: c, added to the denominator
         weight_decay: lambda, added to the gradient
         method: "cos" or "tan", the function of the angle
-        vote: do what the authors' public code does: a tensor keeps its angles unless most become smaller
+        vote: do what the authors' public code does: a tensor keeps its stored angles unless most new ones
+            are no larger
 
     Returns:
         The last theta.
