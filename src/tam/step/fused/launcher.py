@@ -87,7 +87,7 @@ class PinnedTable:
         self.on_device = torch.empty(0, device=device)
         self.slots: list[Tensor] = []  # pinned; used one after the other
         self.next = 0
-        self.copy_done: torch.cuda.Event | None = None  # the event after the last of them
+        self.copy_done: torch.cuda.Event  # after the last of them
         self.spare: list[Tensor] = []  # for graphs: memory cannot be pinned while one is being captured
 
     def set(self, values: array[Any]) -> None:
