@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -54,7 +54,7 @@ def damping_of(s: Number, gain: float | Tensor = 1.0) -> Number:
     """Return d = (1 + clip(gain s, -1, 1)) / 2, of a number or of a tensor of them."""
     if isinstance(gain, Tensor) or gain != 1:
         scaled: Any = gain * s
-        s = scaled.clamp(-1.0, 1.0) if isinstance(scaled, Tensor) else min(max(scaled, -1.0), 1.0)
+        s = cast("Number", scaled.clamp(-1, 1) if isinstance(scaled, Tensor) else min(max(scaled, -1), 1))
     return (1 + s) / 2
 
 

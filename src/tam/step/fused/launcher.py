@@ -102,7 +102,7 @@ class PinnedTable:
             self.spare.append(torch.empty_like(self.on_device, device="cpu", pin_memory=True))
         if self.next == SLOTS:
             # Whoever is so many steps ahead of the device gets new memory instead of waiting for it.
-            if not self.copy_done.query():
+            if not self.copy_done.query():  # type: ignore[no-untyped-call]
                 self._new_slots()
             self.next = 0
         slot = self.slots[self.next]

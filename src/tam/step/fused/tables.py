@@ -109,14 +109,14 @@ class GradientTable:
             known = None
         if known is not None and addresses == known.addresses:
             return True
-        if known is not None and min(addresses) > 0 and not any(address % 16 for address in addresses):
-            if all(map(is_within_storage, present, known.extents)):
-                # None until all is done: an interrupted step leaves nothing that a later one trusts.
-                self._fingerprint = None
-                self._upload(addresses)  # the gradients are elsewhere, and as they were
-                known.addresses = addresses
-                self._fingerprint = known
-                return True
+        is_aligned = min(addresses) > 0 and not any(address % 16 for address in addresses)
+        if known is not None and is_aligned and all(map(is_within_storage, present, known.extents)):
+            # None until all is done: an interrupted step leaves nothing that a later one trusts.
+            self._fingerprint = None
+            self._upload(addresses)  # the gradients are elsewhere, and as they were
+            known.addresses = addresses
+            self._fingerprint = known
+            return True
         usable = self._usable_addresses(grads, copies)
         if usable is None:
             return False
