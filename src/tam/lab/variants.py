@@ -9,8 +9,9 @@ from typing import Any
 
 import torch
 
-from tam import registry, transfer
+from tam import registry
 from tam.lab.experiment import HALF_DECADE, Arm, Curve, Study
+from tam.switching import transfer
 
 CURVES = (
     Curve("loss", "Training loss", "cross-entropy, epoch mean", log=True),

@@ -1,11 +1,13 @@
 """From one optimizer to another on the same parameters.
 
-`transfer` converts learning rates. A hand-over is planned by `rules`, written down as a `plan`, and done by
-`handover`, with the buffers moved by `carry` and schedulers re-attached by `schedulers`. `warmup` does it by itself.
+`transfer` converts learning rates. For a hand-over, `rules` decides what changes, `plan` holds the decisions
+and explains them, `carry` moves the buffers, `schedulers` re-attaches schedulers, and `handover` does it all.
+`warmup` is an optimizer that hands over by itself.
 """
 
-from tam.switching.handover import explain_handover, handover, match
+from tam.switching.handover import handover, match
 from tam.switching.plan import Plan
+from tam.switching.rules import explain_handover
 from tam.switching.transfer import transfer_lr
 from tam.switching.warmup import Warmup
 

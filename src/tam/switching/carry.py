@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
-from tam.switching.transfer import ParamGroup, is_torque_aware, settled_steps
+from tam.switching.transfer import GroupOfClass, ParamGroup, is_torque, settled_steps
 
 Buffers = Literal["keep", "rescale", "fresh"]
 
@@ -29,7 +29,7 @@ def carry_buffers(
     With `release` the tensors themselves change hands, and `source` is left without state.
     """
     scopes = [optimizer.param_groups[0].get("scope") for optimizer in (source, target)]
-    keeps_alignment = is_torque_aware(type(source)) and scopes[0] == scopes[1]
+    keeps_alignment = is_torque(type(source)) and scopes[0] == scopes[1]
     alignment_by_param: dict[Tensor, Tensor] = {}
     for before, after in zip(source.param_groups, target.param_groups, strict=True):
         has_momentum = not isinstance(target, SGD) or after["momentum"] != 0  # without it SGD has no buffers
@@ -43,24 +43,17 @@ def carry_buffers(
                     on_device = after["capturable"] or after["fused"]
                     state["step"] = state["step"].to(p.device if on_device else "cpu")
                 target.state[p] = state
-                alignment_by_param[p] = (
-                    old_state["alignment"]
-                    if keeps_alignment
-                    else torch.full((), alignment, dtype=torch.float64, device=p.device)
-                )
+                alignment_by_param[p] = torch.full((), alignment, dtype=torch.float64, device=p.device)
+                if keeps_alignment:
+                    alignment_by_param[p] = old_state["alignment"]
             if release:
                 source.state.pop(p, None)
-    if is_torque_aware(type(target)):
+    if is_torque(type(target)):
         # core: target.segments.share_alignments(alignment_by_param)
         target._share(alignment_by_param)  # type: ignore[attr-defined]
 
 
-def _rescale(
-    state: dict[str, Tensor],
-    before: tuple[type[Optimizer], ParamGroup],
-    after: tuple[type[Optimizer], ParamGroup],
-    alignment: float,
-) -> None:
+def _rescale(state: dict[str, Tensor], before: GroupOfClass, after: GroupOfClass, alignment: float) -> None:
     """Bring m, and Adam's v, to what the new optimizer would have if it had taken the old one's step."""
     old_step, new_step = settled_steps(before, after, alignment)
     factor = new_step / old_step
@@ -79,7 +72,7 @@ def _bias_corrections(
 ) -> tuple[float | Tensor, float | Tensor]:
     """Return what the optimizer divides m and v by at this step count: 1 - beta^t, or 1."""
     beta1, beta2 = group["betas"]
-    if is_torque_aware(cls):
+    if is_torque(cls):
         return 1.0, _bias_correction(beta2, step) if group["bias_correction"] else 1.0
     return _bias_correction(beta1, step), _bias_correction(beta2, step)
 

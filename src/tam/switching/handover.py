@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 
 from tam.switching.carry import Buffers, carry_buffers
-from tam.switching.plan import Plan, T
-from tam.switching.rules import NoRuleError, plan_handover
-from tam.switching.schedulers import reattach, warn_if_scheduled
+from tam.switching.plan import T
+from tam.switching.rules import NoRuleError, explain_handover
+from tam.switching.schedulers import Schedulers, reattach, warn_if_scheduled
 
 
 def handover(
@@ -22,7 +20,7 @@ def handover(
     buffers: Buffers | None = None,
     lr: float | Tensor | None = None,
     alignment: float | Tensor = 0.0,
-    scheduler: LRScheduler | Sequence[LRScheduler] | None = None,
+    scheduler: Schedulers | None = None,
     verbose: bool = False,
     **options: Any,
 ) -> T:
@@ -48,10 +46,10 @@ def handover(
             the first steps after SGD are larger, those after TAM smaller). "rescale" lets the step continue
             (the default between Adam(W) and AdaTAM(W), with Adam's bias corrections folded in). "fresh"
             leaves the buffers behind (the default, and all there is, between optimizers that share nothing).
-        lr: The lr of all groups, instead of the transferred one. Decoupled weight decay goes with it: lr times
-            weight_decay stays.
-        alignment: $s^*$, the alignment that TAM or AdaTAM is taken to have, or starts with: a number, or a CPU
-            tensor with one.
+        lr: The lr of all groups, instead of the transferred one. Decoupled weight decay goes with it: lr
+            times weight_decay stays.
+        alignment: $s^*$, the alignment that TAM or AdaTAM is taken to have, or starts with: a number, or a
+            CPU tensor with one.
         scheduler: The first optimizer's scheduler (one of torch's, or a list of them) to re-attach in place.
             Every lr to come is what it would have been, times the factor by which lr changes. Without it, a
             scheduler is left behind with a warning; an empty list says that you make a new one.
@@ -73,7 +71,7 @@ def handover(
         >>> type(optimizer).__name__, optimizer.param_groups[0]["lr"]
         ('TAM', 0.2)
     """
-    plan = plan_handover(
+    plan = explain_handover(
         optimizer, to, buffers=buffers, lr=lr, alignment=alignment, scheduler=scheduler, **options
     )
     if verbose:
@@ -95,52 +93,3 @@ def match(optimizer: Optimizer, to: type[T], **options: Any) -> T:
         raise ValueError(
             f"{to.__name__} cannot match this {type(optimizer).__name__}: {error.reason}"
         ) from None
-
-
-def explain_handover(
-    optimizer: Optimizer,
-    to: type[T],
-    *,
-    buffers: Buffers | None = None,
-    lr: float | Tensor | None = None,
-    alignment: float | Tensor = 0.0,
-    scheduler: LRScheduler | Sequence[LRScheduler] | None = None,
-    **options: Any,
-) -> Plan[T]:
-    """Plan a hand-over and change nothing.
-
-    A REPL or a notebook shows the plan, which says what `handover` would do, and why. In a script, print it.
-
-    Args:
-        optimizer: As for `handover`, like all other arguments.
-        to: The class to change to.
-        buffers: What happens to the buffers.
-        lr: The lr of all groups, instead of the transferred one.
-        alignment: $s^*$.
-        scheduler: The scheduler to re-attach.
-        **options: Options of the new optimizer.
-
-    Returns:
-        The plan, whose `repr` explains it.
-
-    Raises:
-        TypeError: Where `handover` would.
-        ValueError: Where `handover` would.
-
-    Example:
-        >>> import torch, tam
-        >>> sgd = torch.optim.SGD(torch.nn.Linear(3, 1).parameters(), lr=0.1, momentum=0.9)
-        >>> tam.explain_handover(sgd, tam.TAM)
-        SGD -> TAM
-          group 0, 2 parameters
-            lr 0.1 -> 0.2: times 2
-              so the effective lr stays: 10 lr before, 5 lr after, with s* = 0
-            momentum 0.9: carried
-            weight_decay 0: carried
-            TAM's own: smoothing=0.9, floor=1e-08, scope='global', gain=1, max_grad_norm=None
-          buffers: none to carry
-          alignment: starts at 0
-    """
-    return plan_handover(
-        optimizer, to, buffers=buffers, lr=lr, alignment=alignment, scheduler=scheduler, **options
-    )

@@ -8,12 +8,13 @@ from typing import Generic, TypeVar
 
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
 from tam.options import REFUSED
 from tam.sharding import ShardGroup, set_shards
 from tam.switching.carry import Buffers
-from tam.switching.schedulers import GROUP_RATES, ConvertedScheduler, cycled_option
-from tam.switching.transfer import ParamGroup, family, is_torque_aware, settled_steps
+from tam.switching.schedulers import GROUP_RATES, Rates, cycled_option, has_scheduler
+from tam.switching.transfer import ParamGroup, family, is_torque, settled_steps
 
 T = TypeVar("T", bound=Optimizer)
 
@@ -39,7 +40,7 @@ class Plan(Generic[T]):
     alignment: float
     buffers: Buffers
     buffer_count: int  # parameters whose buffers there are to carry
-    schedulers: tuple[ConvertedScheduler, ...]
+    schedulers: tuple[tuple[LRScheduler, Rates], ...]  # to re-attach, with their values converted
     shards: ShardGroup | None
     notes: tuple[str, ...]
 
@@ -71,13 +72,15 @@ def _describe(plan: Plan[T]) -> Iterator[str]:
             yield f"      so the effective lr stays: {steps}"
         yield from _describe_options(plan.to, before, after)
     yield f"  buffers: {_describe_buffers(plan)}"
-    if is_torque_aware(plan.to):
+    if is_torque(plan.to):
         yield f"  alignment: {_describe_alignment(plan)}"
     if plan.schedulers:
         names = ", ".join(type(scheduler).__name__ for scheduler, _ in plan.schedulers)
         yield f"  scheduler: {names} re-attached; its values in units of lr times {_join(plan.factors)}"
         if plan.lr is None and any(cycled_option(scheduler) == "betas" for scheduler, _ in plan.schedulers):
             yield "    it cycles beta1; the factor stays that of beta1 as it is now"
+    elif has_scheduler(plan.before):
+        yield "  scheduler: stays behind, so the new lr does not change; give scheduler= to re-attach it"
     yield from (f"  {note}" for note in plan.notes)
 
 
@@ -122,7 +125,7 @@ def _describe_buffers(plan: Plan[T]) -> str:
 def _describe_alignment(plan: Plan[T]) -> str:
     if plan.buffers == "fresh" or plan.buffer_count == 0:
         return "starts at 0"  # no state, no alignment
-    if is_torque_aware(plan.source) and plan.before[0]["scope"] == plan.after[0]["scope"]:
+    if is_torque(plan.source) and plan.before[0]["scope"] == plan.after[0]["scope"]:
         return "carried"
     return f"starts at {plan.alignment:g}"
 

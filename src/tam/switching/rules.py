@@ -1,32 +1,23 @@
 """The rules of a hand-over: which options, groups and buffers the new optimizer gets, and what is refused.
 
-`plan_handover` decides everything from options alone, before anything changes. It reads nothing from the device.
+They decide from options alone. Nothing changes, and nothing is read from the device.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, get_args
 
 from torch import Tensor
 from torch.optim import Adam, AdamW, Optimizer
-from torch.optim.lr_scheduler import LRScheduler
 
 from tam.options import REFUSED
 from tam.sharding import shards_of
 from tam.switching.carry import Buffers, has_buffers
 from tam.switching.plan import Plan, T
-from tam.switching.schedulers import GROUP_RATES, convert_schedulers, find_schedulers, has_scheduler
-from tam.switching.transfer import (
-    ParamGroup,
-    check_alignment,
-    family,
-    is_decoupled,
-    is_torque_aware,
-    settled_steps,
-)
+from tam.switching.schedulers import GROUP_RATES, Schedulers, convert_schedulers, find_schedulers
+from tam.switching.transfer import ParamGroup, check_alignment, family, is_decoupled, is_torque, settled_steps
 
 WARMUP_KEYS = ("warmup_steps", "warmup_step", "warmup_ratio")  # what a Warmup keeps in every group
 _WHY_REFUSED = {
@@ -34,6 +25,11 @@ _WHY_REFUSED = {
     "dampening": "it weighs gradients otherwise",
     "amsgrad": "its denominator is a maximum over the run",
 }
+_ON_FOLDED_CORRECTIONS = (
+    "without bias_correction, v forgets Adam's first steps slowly: in the first thousand steps of a run give "
+    "bias_correction=True"
+)
+_ON_MISSING_CORRECTIONS = "bias_correction=True: there are no corrections of Adam's to fold in"
 
 
 class NoRuleError(ValueError):
@@ -47,17 +43,50 @@ class NoRuleError(ValueError):
         self.reason, self.setting = reason, setting
 
 
-def plan_handover(
+def explain_handover(
     optimizer: Optimizer,
     to: type[T],
     *,
     buffers: Buffers | None = None,
     lr: float | Tensor | None = None,
     alignment: float | Tensor = 0.0,
-    scheduler: LRScheduler | Sequence[LRScheduler] | None = None,
+    scheduler: Schedulers | None = None,
     **options: Any,
 ) -> Plan[T]:
-    """Decide a hand-over; raise NoRuleError where there is no rule for it."""
+    """Plan a hand-over and change nothing.
+
+    A REPL or a notebook shows the plan, which says what `handover` would do, and why. In a script, print it.
+
+    Args:
+        optimizer: As for `handover`, like all other arguments.
+        to: The class to change to.
+        buffers: What happens to the buffers.
+        lr: The lr of all groups, instead of the transferred one.
+        alignment: $s^*$.
+        scheduler: The scheduler to re-attach.
+        **options: Options of the new optimizer.
+
+    Returns:
+        The plan, whose `repr` explains it.
+
+    Raises:
+        TypeError: Where `handover` would.
+        ValueError: Where `handover` would.
+
+    Example:
+        >>> import torch, tam
+        >>> sgd = torch.optim.SGD(torch.nn.Linear(3, 1).parameters(), lr=0.1, momentum=0.9)
+        >>> tam.explain_handover(sgd, tam.TAM)
+        SGD -> TAM
+          group 0, 2 parameters
+            lr 0.1 -> 0.2: times 2
+              so the effective lr stays: 10 lr before, 5 lr after, with s* = 0
+            momentum 0.9: carried
+            weight_decay 0: carried
+            TAM's own: smoothing=0.9, floor=1e-08, scope='global', gain=1, max_grad_norm=None
+          buffers: none to carry
+          alignment: starts at 0
+    """
     if not isinstance(optimizer, Optimizer):
         raise TypeError(f"optimizer must be a torch.optim.Optimizer, got a {type(optimizer).__name__}")
     if not (isinstance(to, type) and issubclass(to, Optimizer)):
@@ -74,19 +103,17 @@ def plan_handover(
     if unknown:
         raise TypeError(f"options must be those of {to.__name__} ({', '.join(defaults)}), got {unknown[0]}=")
     buffer_count = sum(map(has_buffers, optimizer.state.values()))
-    carries = buffers != "fresh" and buffer_count > 0
-    options, notes = _complete_options(optimizer, to, options, carries)
+    carries_buffers = buffers != "fresh" and buffer_count > 0
+    options, notes = _complete_options(optimizer, to, options, carries_buffers)
     schedulers = [] if scheduler is None else find_schedulers(scheduler, optimizer)
-    if not schedulers and has_scheduler(optimizer):
-        stays = "scheduler: stays behind, so the new lr does not change; give scheduler= to re-attach it"
-        notes = [stays, *notes]
     arguments: list[ParamGroup] = []
     factors: list[float] = []
     for i, group in enumerate(optimizer.param_groups):
         new = _carry_options(optimizer, group, to, defaults, options)
         change = _GroupChange(i, source, group, to, {**defaults, **options, **new}, alignment, lr)
         if has_rule(source, to) and (lr is None or buffers != "fresh"):
-            change.refuse_options()
+            refuse_options(i, source, group, 'set optimizer.{setting}, or give lr=... and buffers="fresh"')
+            refuse_options(i, to, change.after, 'leave {name}= out, or give lr=... and buffers="fresh"')
         if lr is None or schedulers:
             factors.append(change.factor())
             new |= {key: group[key] * factors[-1] for key in GROUP_RATES if key in group}
@@ -153,12 +180,6 @@ class _GroupChange:
     alignment: float
     lr: float | Tensor | None  # as it was given
 
-    def refuse_options(self) -> None:
-        """Raise if an option leaves the buffers without a rule, on either side."""
-        either = 'or give lr=... and buffers="fresh"'
-        refuse_options(self.index, self.source, self.before, f"set optimizer.{{setting}}, {either}")
-        refuse_options(self.index, self.to, self.after, f"leave {{name}}= out, {either}")
-
     def factor(self) -> float:
         """Return what lr, and everything in units of it, is multiplied by."""
         old_lr = self.before["lr"]
@@ -191,7 +212,7 @@ class _GroupChange:
         return self.lr * (0.0 if old_lr == 0 else 1.0)
 
     def new_weight_decay(self) -> float | Tensor:
-        """Return the weight decay of the new group: a decoupled one decays by lr times lambda, which stays."""
+        """Return the new weight decay: a decoupled one decays by lr times lambda, which stays."""
         decay: float | Tensor = self.before.get("weight_decay", 0.0)
         was_decoupled, is_now = is_decoupled(self.source, self.before), is_decoupled(self.to, self.after)
         if decay == 0 or not (was_decoupled or is_now):
@@ -209,23 +230,18 @@ class _GroupChange:
 
 
 def _complete_options(
-    optimizer: Optimizer, to: type[Optimizer], options: ParamGroup, carries: bool
+    optimizer: Optimizer, to: type[Optimizer], options: ParamGroup, carries_buffers: bool
 ) -> tuple[ParamGroup, list[str]]:
-    """Return the options with those that the buffers, if there are any to carry, ask for; and notes on them."""
+    """Return the options with those that the hand-over needs, and notes on them."""
     options, notes = dict(options), list[str]()
     source, shards = type(optimizer), shards_of(optimizer)
-    if is_torque_aware(source) and is_torque_aware(to) and shards:
+    if is_torque(source) and is_torque(to) and shards:
         options = {"shard_group": shards.group, "whole_tensors": shards.whole_tensors} | options
-    comes_from_torch = not is_torque_aware(source) and is_torque_aware(to) and has_rule(source, to)
+    comes_from_torch = not is_torque(source) and is_torque(to) and has_rule(source, to)
     takes_correction = "bias_correction" in _default_options(to)
     if comes_from_torch and takes_correction and "bias_correction" not in options:
-        options["bias_correction"] = not carries
-        notes.append(
-            "without bias_correction, v forgets Adam's first steps slowly: in the first thousand steps of a "
-            "run give bias_correction=True"
-            if carries
-            else "bias_correction=True: there are no corrections of Adam's to fold in"
-        )
+        options["bias_correction"] = not carries_buffers
+        notes.append(_ON_FOLDED_CORRECTIONS if carries_buffers else _ON_MISSING_CORRECTIONS)
     if name := _option_for_device_count(optimizer, to, options):
         options[name] = True
         notes.append(f"{name}=True: the step count stays on the device, so nothing waits for it")
@@ -243,7 +259,7 @@ def _carry_options(
     # What users and schedulers have put there; a Warmup's own count is not carried.
     not_users = {*optimizer.defaults, *defaults, *WARMUP_KEYS, *GROUP_RATES}
     new |= {k: v for k, v in group.items() if k not in not_users}
-    if is_torque_aware(to) and new.get("fused"):
+    if is_torque(to) and new.get("fused"):
         new["fused"] = None  # where it can be: torch's kernels and ours do not take the same tensors
     takes_capturable = not issubclass(to, (Adam, AdamW)) or all(p.is_cuda for p in group["params"])
     if new.get("capturable") and not takes_capturable:
@@ -255,14 +271,10 @@ def _carry_options(
 
 def _option_for_device_count(optimizer: Optimizer, to: type[Optimizer], options: ParamGroup) -> str | None:
     """Return the option torch's Adam needs to keep its step count on an accelerator, where it lies there."""
-    group = optimizer.param_groups[0]
-    is_set = any(options.get(name) or group.get(name) for name in ("fused", "capturable"))
-    if (
-        not issubclass(to, (Adam, AdamW))
-        or not has_rule(type(optimizer), to)
-        or is_set
-        or "foreach" in options
-    ):
+    first = optimizer.param_groups[0]
+    is_set = any(options.get(name) or first.get(name) for name in ("fused", "capturable"))
+    carries_count = issubclass(to, (Adam, AdamW)) and has_rule(type(optimizer), to)
+    if is_set or not carries_count or "foreach" in options:
         return None
     params = [p for group in optimizer.param_groups for p in group["params"]]
     steps = [optimizer.state[p]["step"] for p in params if "step" in optimizer.state.get(p, {})]
@@ -272,7 +284,7 @@ def _option_for_device_count(optimizer: Optimizer, to: type[Optimizer], options:
 
 
 def _default_options(cls: type[Optimizer]) -> ParamGroup:
-    """Return the options the class takes, with their defaults; those of its bases too where it passes them on."""
+    """Return the options of the class and their defaults; those of its bases too where it passes them on."""
     defaults: ParamGroup = {}
     for base in cls.__mro__:
         if "__init__" in vars(base):

@@ -4,32 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from torch import Tensor
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import (
-    ChainedScheduler,
-    ConstantLR,
-    CosineAnnealingLR,
-    CosineAnnealingWarmRestarts,
-    CyclicLR,
-    ExponentialLR,
-    LambdaLR,
-    LinearLR,
-    LRScheduler,
-    MultiplicativeLR,
-    MultiStepLR,
-    OneCycleLR,
-    PolynomialLR,
-    ReduceLROnPlateau,
-    SequentialLR,
-    StepLR,
-)
-from torch.optim.swa_utils import SWALR
+from torch.optim import Optimizer, lr_scheduler, swa_utils
+from torch.optim.lr_scheduler import LRScheduler
 
 from tam._warnings import warn_user
 from tam.switching.transfer import ParamGroup
+
+Schedulers = LRScheduler | Sequence[LRScheduler]
+Rates = dict[str, float | Tensor | list[float | Tensor]]  # attributes of a scheduler, in units of lr
 
 # What schedulers put into a group in units of lr.
 GROUP_RATES = ("initial_lr", "max_lr", "min_lr", "swa_lr")
@@ -37,42 +21,26 @@ GROUP_RATES = ("initial_lr", "max_lr", "min_lr", "swa_lr")
 # What a scheduler keeps itself in units of lr: a list has one value per group, a number is for all groups.
 _COMMON_RATES = ("base_lrs", "_last_lr")
 _RATES_BY_CLASS: dict[type[LRScheduler], tuple[str, ...]] = {
-    ChainedScheduler: (),
-    ConstantLR: (),
-    CosineAnnealingLR: ("eta_min",),
-    CosineAnnealingWarmRestarts: ("eta_min",),
-    CyclicLR: ("max_lrs",),
-    ExponentialLR: (),
-    LambdaLR: (),
-    LinearLR: (),
-    MultiplicativeLR: (),
-    MultiStepLR: (),
-    OneCycleLR: (),
-    PolynomialLR: (),
-    ReduceLROnPlateau: ("min_lrs", "default_min_lr", "eps"),
-    SequentialLR: (),
-    StepLR: (),
-    SWALR: (),
+    lr_scheduler.CosineAnnealingLR: ("eta_min",),
+    lr_scheduler.CosineAnnealingWarmRestarts: ("eta_min",),
+    lr_scheduler.CyclicLR: ("max_lrs",),
+    lr_scheduler.ReduceLROnPlateau: ("min_lrs", "default_min_lr", "eps"),
 }
+_WITHOUT_OTHER_RATES = (
+    lr_scheduler.ChainedScheduler, lr_scheduler.ConstantLR, lr_scheduler.ExponentialLR, lr_scheduler.LambdaLR,
+    lr_scheduler.LinearLR, lr_scheduler.MultiplicativeLR, lr_scheduler.MultiStepLR, lr_scheduler.OneCycleLR,
+    lr_scheduler.PolynomialLR, lr_scheduler.SequentialLR, lr_scheduler.StepLR, swa_utils.SWALR,
+)  # fmt: skip
 
 
-class ConvertedScheduler(NamedTuple):
-    """A scheduler to re-attach, and its attributes in units of lr, converted."""
-
-    scheduler: LRScheduler
-    rates: dict[str, float | Tensor | list[float | Tensor]]
-
-
-def find_schedulers(
-    scheduler: LRScheduler | Sequence[LRScheduler], optimizer: Optimizer
-) -> list[LRScheduler]:
+def find_schedulers(scheduler: Schedulers, optimizer: Optimizer) -> list[LRScheduler]:
     """Return the scheduler, or those of a list, and all inside them; raise if one cannot be re-attached."""
     schedulers: list[LRScheduler] = []
     for outer in scheduler if isinstance(scheduler, (list, tuple)) else [scheduler]:
         kind = type(outer).__name__
         if not isinstance(outer, LRScheduler):
             raise TypeError(f"scheduler must be a torch LRScheduler or a list of them, got a {kind}")
-        if type(outer) not in _RATES_BY_CLASS:
+        if type(outer) not in (*_RATES_BY_CLASS, *_WITHOUT_OTHER_RATES):
             raise ValueError(
                 f"scheduler must be one of torch's own, got a {kind}, which may keep unknown values in units "
                 "of lr: make a new one on the new optimizer, and give scheduler=[]"
@@ -92,17 +60,17 @@ def convert_schedulers(
     factors: Sequence[float],
     before: Sequence[ParamGroup],
     after: Sequence[ParamGroup],
-) -> tuple[ConvertedScheduler, ...]:
+) -> tuple[tuple[LRScheduler, Rates], ...]:
     """Return what each scheduler will keep in units of lr, given the groups before and after."""
     for scheduler in schedulers:
         _check_cycled_momentum(scheduler, before, after)
-    return tuple(_convert_scheduler(scheduler, factors) for scheduler in schedulers)
+    return tuple((scheduler, _convert_rates(scheduler, factors)) for scheduler in schedulers)
 
 
-def _convert_scheduler(scheduler: LRScheduler, factors: Sequence[float]) -> ConvertedScheduler:
+def _convert_rates(scheduler: LRScheduler, factors: Sequence[float]) -> Rates:
     """Return the scheduler's attributes in units of lr, times the factor of each group."""
-    rates: dict[str, float | Tensor | list[float | Tensor]] = {}
-    for name in (*_COMMON_RATES, *_RATES_BY_CLASS[type(scheduler)]):
+    rates: Rates = {}
+    for name in (*_COMMON_RATES, *_RATES_BY_CLASS.get(type(scheduler), ())):
         value = getattr(scheduler, name, None)
         if isinstance(value, (list, tuple)):
             # New lists of new values: a SequentialLR shares its list with a scheduler inside, and torch 2.6
@@ -118,7 +86,7 @@ def _convert_scheduler(scheduler: LRScheduler, factors: Sequence[float]) -> Conv
                     f"scheduler.{name} = 0, or make a new scheduler and give scheduler=[]"
                 )
             rates[name] = value * factors[0]
-    return ConvertedScheduler(scheduler, rates)
+    return rates
 
 
 def _check_cycled_momentum(
@@ -147,7 +115,7 @@ def cycled_option(scheduler: LRScheduler) -> str | None:
     return "betas" if getattr(scheduler, "use_beta1", False) else "momentum"
 
 
-def reattach(schedulers: Sequence[ConvertedScheduler], old: Optimizer, new: Optimizer) -> None:
+def reattach(schedulers: Sequence[tuple[LRScheduler, Rates]], old: Optimizer, new: Optimizer) -> None:
     """Let the schedulers set the new optimizer's lr, with the converted values."""
     if any(hasattr(scheduler, "_step_count") for scheduler, _ in schedulers):
         _Counter(new)
@@ -167,17 +135,16 @@ class _Counter(LRScheduler):
         """Leave the lr alone."""
 
 
-def has_scheduler(optimizer: Optimizer) -> bool:
-    """Return True if a scheduler was made for the optimizer; a ReduceLROnPlateau leaves no trace."""
-    return any("initial_lr" in group for group in optimizer.param_groups)
+def has_scheduler(groups: Sequence[ParamGroup]) -> bool:
+    """Return True if a scheduler was made for the optimizer of these; a ReduceLROnPlateau leaves no trace."""
+    return any("initial_lr" in group for group in groups)
 
 
 def warn_if_scheduled(optimizer: Optimizer, to: type[Optimizer]) -> None:
     """Warn that a scheduler stays behind."""
-    if not has_scheduler(optimizer):
-        return
-    warn_user(
-        f"a scheduler sets the lr of this {type(optimizer).__name__} and will not set that of the new "
-        f"{to.__name__}, whose lr stays as it is now: give scheduler= to re-attach it, or scheduler=[] if "
-        "you make a new one"
-    )
+    if has_scheduler(optimizer.param_groups):
+        warn_user(
+            f"a scheduler sets the lr of this {type(optimizer).__name__} and will not set that of the new "
+            f"{to.__name__}, whose lr stays as it is now: give scheduler= to re-attach it, or scheduler=[] "
+            "if you make a new one"
+        )

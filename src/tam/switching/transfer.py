@@ -14,6 +14,7 @@ from tam.step.rule import damping_of
 LR = TypeVar("LR", float, Tensor)
 LRFamily = Literal["sgd", "adam"]
 ParamGroup = dict[str, Any]  # as in `optimizer.param_groups`
+GroupOfClass = tuple[type[Optimizer], ParamGroup]  # a group, and the class of its optimizer
 
 NEGLIGIBLE = 1e-6  # a floor the paper's equation leaves out ("epsilon << 1")
 
@@ -72,12 +73,12 @@ def check_alignment(alignment: float | Tensor) -> float:
 
 def family(cls: type[Optimizer]) -> LRFamily | None:
     """Return which optimizers share a meaning of lr and buffers: "sgd", "adam", or None for all others."""
-    if is_torque_aware(cls):
+    if is_torque(cls):
         return cls.lr_family  # type: ignore[attr-defined, no-any-return]
     return next((_TORCH_FAMILIES[base] for base in cls.__mro__ if base in _TORCH_FAMILIES), None)
 
 
-def is_torque_aware(cls: type[Optimizer]) -> bool:
+def is_torque(cls: type[Optimizer]) -> bool:
     """Return True for TAM, AdaTAM, AdaTAMW and their subclasses."""
     return hasattr(cls, "lr_family")
 
@@ -92,23 +93,19 @@ def settled_step(cls: type[Optimizer], group: Mapping[str, Any], alignment: floa
 
     lr times this is the effective learning rate.
     """
+    is_average = not is_torque(cls) or group.get("ema", False)
+    if family(cls) != "sgd" and is_average:
+        return 1.0
     weight = 1.0
-    if is_torque_aware(cls):
+    if is_torque(cls):
         weight = damping_of(alignment, group.get("gain", 1.0))
         if group["floor"] > NEGLIGIBLE:
             weight = weight + group["floor"]
-    if family(cls) == "sgd":
-        return weight / (1 - group["momentum"])
-    if is_torque_aware(cls) and not group["ema"]:
-        return weight / (1 - group["betas"][0])
-    return 1.0  # the momentum is an average
+    beta: float = group["momentum"] if family(cls) == "sgd" else group["betas"][0]
+    return weight / (1 - beta)
 
 
-def settled_steps(
-    before: tuple[type[Optimizer], Mapping[str, Any]],
-    after: tuple[type[Optimizer], Mapping[str, Any]],
-    alignment: float,
-) -> tuple[float, float]:
+def settled_steps(before: GroupOfClass, after: GroupOfClass, alignment: float) -> tuple[float, float]:
     """Return the settled steps of a group before and after; raise if one is 0, which has no ratio."""
     steps = []
     for cls, group in (before, after):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, overload
 
@@ -11,11 +10,12 @@ from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 
 from tam._load_hooks import hooks_around_load
+from tam._warnings import warn_user
 from tam._wrappers import unwrap
 from tam.sharding import set_shards, shards_of
 from tam.switching.carry import Buffers, carry_buffers
 from tam.switching.plan import Plan
-from tam.switching.rules import WARMUP_KEYS, NoRuleError, choose_buffers, plan_handover, refuse_options
+from tam.switching.rules import WARMUP_KEYS, NoRuleError, choose_buffers, explain_handover, refuse_options
 from tam.switching.transfer import ParamGroup, check_alignment
 
 Factory = Callable[[list[ParamGroup]], Optimizer]
@@ -76,11 +76,9 @@ class Warmup(Optimizer):
         if isinstance(steps, bool) or not isinstance(steps, int) or steps <= 0:
             raise ValueError(f"steps must be a whole number above 0, got {steps!r}")
         if hasattr(first.step, "_wrapped_by_lr_sched"):
-            warnings.warn(
+            warn_user(
                 f"a scheduler sets the lr of this {type(first).__name__} and will not set that of the second "
-                "optimizer: make the scheduler on the Warmup",
-                UserWarning,
-                stacklevel=2,
+                "optimizer: make the scheduler on the Warmup"
             )
         super().__init__(first.param_groups, first.defaults)
         self.first, self.then, self.buffers = first, then, buffers
@@ -166,15 +164,14 @@ class Warmup(Optimizer):
         active = self.optimizer
         if self._second is not None:
             self._lend(self._second)
-        for name in _AMP:
-            if hasattr(self, name):
-                setattr(active, name, getattr(self, name))
+        amp_inputs = [name for name in _AMP if hasattr(self, name)]
+        for name in amp_inputs:
+            setattr(active, name, getattr(self, name))
         try:
             loss: float | None = active.step(closure)
         finally:
-            for name in _AMP:
-                if hasattr(self, name):
-                    delattr(active, name)
+            for name in amp_inputs:
+                delattr(active, name)
         # Now and not before the next step: GradScaler asks beforehand what the step can do.
         if self._second is None and self.param_groups[0][STEP] + 1 >= self.param_groups[0][STEPS]:
             self._switch()
@@ -245,7 +242,16 @@ class Warmup(Optimizer):
     def _make_second(self) -> tuple[Optimizer, Plan[Optimizer] | None]:
         """Return the second optimizer, without state, and the plan of it where there is one."""
         if isinstance(self.then, type):
-            plan = self._plan(self.then)
+            then: type[Optimizer] = self.then
+            try:
+                plan = explain_handover(
+                    self.first, then, buffers=self.buffers, alignment=self.settled_alignment
+                )
+            except NoRuleError as error:
+                remedy = f"give `then` as a function, lambda groups: {then.__name__}(groups, lr=...)"
+                if error.setting:
+                    remedy = f'set first.{error.setting}, or {remedy}, with buffers="fresh"'
+                raise ValueError(f"{error.reason}: {remedy}") from None
             return plan.build(), plan
         second = self.then([_without_options(group) for group in self.first.param_groups])
         if not isinstance(second, Optimizer):
@@ -253,15 +259,6 @@ class Warmup(Optimizer):
         _check_same_parameters(self.first, second)
         set_shards(second, shards_of(self.first))
         return second, None
-
-    def _plan(self, then: type[Optimizer]) -> Plan[Optimizer]:
-        try:
-            return plan_handover(self.first, then, buffers=self.buffers, alignment=self.settled_alignment)
-        except NoRuleError as error:
-            remedy = f"give `then` as a function, lambda groups: {then.__name__}(groups, lr=...)"
-            if error.setting:
-                remedy = f'set first.{error.setting}, or {remedy}, with buffers="fresh"'
-            raise ValueError(f"{error.reason}: {remedy}") from None
 
     def _lr_ratios(self, second: Optimizer, plan: Plan[Optimizer] | None) -> Sequence[float]:
         """Return the second optimizer's lr divided by the first one's, for each group."""
