@@ -385,6 +385,8 @@ def test_the_alignment_of_a_hand_over_goes_by_the_gain() -> None:
     with pytest.raises(ValueError, match=r"alignment=-0.5 with gain=3 gives TAM d = 0.*above -1"):
         tam.handover(first, SGD, alignment=-0.5)
     assert tam.handover(first, SGD, alignment=-0.5, lr=0.1).param_groups[0]["lr"] == 0.1
+    with pytest.raises(ValueError, match="TAM d = 0"):  # known from the options, without any buffers
+        tam.explain_handover(first, SGD, alignment=-0.5, lr=0.1, buffers="rescale")
 
 
 def test_refused_in_the_new_optimizer_too() -> None:

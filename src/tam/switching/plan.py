@@ -25,7 +25,7 @@ _UNMENTIONED = {
 }  # fmt: skip
 
 
-@dataclass(frozen=True, repr=False)
+@dataclass(frozen=True, repr=False, eq=False)
 class Plan(Generic[T]):
     """A hand-over, decided and not yet done. Its `repr` explains it."""
 

@@ -114,6 +114,8 @@ def explain_handover(
         if has_rule(source, to) and (lr is None or buffers != "fresh"):
             refuse_options(i, source, group, 'set optimizer.{setting}, or give lr=... and buffers="fresh"')
             refuse_options(i, to, change.after, 'leave {name}= out, or give lr=... and buffers="fresh"')
+        if buffers == "rescale":  # what cannot be rescaled is known before anything changes
+            settled_steps((source, group), (to, change.after), alignment)
         if lr is None or schedulers:
             factors.append(change.factor())
             new |= {key: group[key] * factors[-1] for key in GROUP_RATES if key in group}

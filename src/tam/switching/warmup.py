@@ -264,9 +264,8 @@ class Warmup(Optimizer):
         """Return the second optimizer's lr divided by the first one's, for each group."""
         if plan is not None:
             return plan.factors
-        first_lrs, second_lrs = (
-            [float(group["lr"]) for group in o.param_groups] for o in (self.first, second)
-        )
+        first_lrs = [float(group["lr"]) for group in self.first.param_groups]
+        second_lrs = [float(group["lr"]) for group in second.param_groups]
         if 0 in first_lrs:
             raise ValueError(
                 f"group {first_lrs.index(0)}: lr is 0, so the second optimizer's cannot be a multiple of it; "
