@@ -7,7 +7,7 @@ from tam import functional, landscape, reference, registry
 from tam._version import __version__
 from tam.optimizers import TAM, AdaTAM, AdaTAMW, AngularGrad
 from tam.recorder import Recorder
-from tam.step import available as available_kernels
+from tam.step.fused.support import available_kernels
 from tam.switching import Warmup, explain_handover, handover, transfer_lr
 
 __all__ = [

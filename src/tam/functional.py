@@ -23,10 +23,9 @@ import torch
 from torch import Tensor
 
 from tam.options import check_options, refuse_half
-from tam.step import angular
-from tam.step import rule as torque
-from tam.step.bucket import Bucket, fill, filled
-from tam.step.eager import PURE
+from tam.step import angular, run_step
+from tam.step.eager import PURE, Bucket, full_like_param, make_buckets
+from tam.step.rule import EagerBackend, Rule
 
 Tensors = TypeVar("Tensors", bound=Mapping[str, Tensor] | Sequence[Tensor])
 
@@ -105,7 +104,7 @@ def tam(
         "weight_decay": weight_decay,
         "maximize": maximize,
     }
-    rule = torque.Rule(
+    rule = Rule(
         scope=_shared(scope),
         smoothing=_checked("smoothing", smoothing),
         gain=_checked("gain", gain),
@@ -114,9 +113,10 @@ def tam(
         decoupled=False,
         ema=False,
         bias_correction=False,
+        momentum_key="momentum_buffer",
     )
     buckets = _buckets(params, grads, state, group, ["momentum_buffer"], scope)
-    torque.step(PURE, rule, buckets)
+    run_step(EagerBackend(PURE, rule, buckets))
     return (
         _collect(params, buckets, None),
         TAMState(_collect(params, buckets, "momentum_buffer"), _alignment_after(buckets, scope)),
@@ -151,7 +151,7 @@ def adatam(
         "weight_decay": weight_decay,
         "maximize": maximize,
     }
-    rule = torque.Rule(
+    rule = Rule(
         scope=_shared(scope),
         smoothing=_checked("smoothing", smoothing),
         gain=_checked("gain", gain),
@@ -160,9 +160,10 @@ def adatam(
         decoupled=decoupled,
         ema=ema,
         bias_correction=bias_correction,
+        momentum_key="exp_avg",
     )
     buckets = _buckets(params, grads, state, group, ["exp_avg", "exp_avg_sq"], scope)
-    torque.step(PURE, rule, buckets)
+    run_step(EagerBackend(PURE, rule, buckets))
     new = AdaTAMState(
         state.step + 1,
         _collect(params, buckets, "exp_avg"),
@@ -208,7 +209,7 @@ def angular_grad(
     check_options({"method": method, "vote": vote})
     keys = ["exp_avg", "exp_avg_sq", "previous_grad", "angle", *(["coefficient"] if vote else [])]
     buckets = _buckets(params, grads, state, group, keys, None)
-    angular.step(PURE, method, vote, buckets)
+    angular.take_step(PURE, method, vote, buckets)
     columns = [_collect(params, buckets, key) for key in keys]
     new = AngularGradState._make([state.step + 1, *columns, *([] if vote else [()])])
     return _collect(params, buckets, None), new
@@ -243,7 +244,7 @@ def _like(params: Any, tensors: list[Tensor]) -> Any:
 
 
 def _full(params: Any, value: float) -> Any:
-    return _like(params, [filled(p, value) for p in _list(params)])
+    return _like(params, [full_like_param(p, value) for p in _list(params)])
 
 
 def _count(params: Any) -> Tensor:
@@ -272,7 +273,7 @@ def _buckets(
         columns["alignment"] = list(s.unbind()) if shape else [s] * len(theta)
     if hasattr(state, "step"):
         columns["step"] = [state.step] * len(theta)
-    return fill(group, 0, theta, columns.pop("gradient"), columns)
+    return make_buckets(group, 0, theta, columns.pop("gradient"), columns)
 
 
 def _column(params: Any, tensors: Any, what: str) -> list[Tensor]:

@@ -39,7 +39,7 @@ def readings(optimizer: Any) -> dict[str, Tensor]:
         "tam/alignment": s.mean(),
         "tam/damping": optimizer.damping.mean(),
     }
-    if optimizer.knows_grad_norm:
+    if optimizer.segments.knows_grad_norm():
         found["tam/grad_norm"] = optimizer.grad_norm
     if s.dim() > 0:
         found |= {"tam/alignment_min": s.min(), "tam/alignment_max": s.max()}

@@ -1,4 +1,4 @@
-"""The optimizers: options, state and checkpoints; what a step computes is in `tam.kernels`."""
+"""The optimizers: options, state and checkpoints; what a step computes is in `tam.step`."""
 
 from tam.optimizers.adatam import AdaTAM, AdaTAMW
 from tam.optimizers.angulargrad import AngularGrad

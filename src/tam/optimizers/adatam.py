@@ -11,7 +11,6 @@ from torch.optim.optimizer import Optimizer, ParamsT
 from tam._warnings import warn_user
 from tam.optimizers.torque import TorqueOptimizer
 from tam.options import refuse_half
-from tam.step import rule as torque
 from tam.switching import handover, match
 
 if TYPE_CHECKING:
@@ -61,9 +60,10 @@ class AdaTAM(TorqueOptimizer):
 
     lr_family: ClassVar[Literal["sgd", "adam"]] = "adam"
     adaptive: ClassVar[bool] = True
-    momentum_key: ClassVar[str] = "exp_avg"
-    shared_options: ClassVar[tuple[str, ...]] = (
-        *TorqueOptimizer.shared_options, "ema", "bias_correction",
+    _momentum_key: ClassVar[str] = "exp_avg"
+    _state_keys: ClassVar[tuple[str, ...]] = ("step", "exp_avg", "exp_avg_sq")  # type: ignore[misc]
+    _shared_options: ClassVar[tuple[str, ...]] = (
+        *TorqueOptimizer._shared_options, "ema", "bias_correction",
     )  # fmt: skip
 
     def __init__(
@@ -136,8 +136,8 @@ class AdaTAM(TorqueOptimizer):
             refuse_half(type(self).__name__, [x for x in tensors if isinstance(x, Tensor)])
         super().add_param_group(param_group)
 
-    def check_step(self) -> None:
-        super().check_step()
+    def _check_step(self) -> None:
+        super()._check_step()
         params = (p for group in self.param_groups for p in group["params"] if p.grad is not None)
         refuse_half(type(self).__name__, params)
 
@@ -211,23 +211,6 @@ class AdaTAM(TorqueOptimizer):
                 f"from_adam takes torch's Adam or AdamW, not {type(optimizer).__name__}: use tam.handover"
             )
         return handover(optimizer, cls, **options)
-
-    def state_keys(self, group: dict[str, Any]) -> tuple[str, ...]:
-        return ("step", "exp_avg", "exp_avg_sq")
-
-    @property
-    def rule(self) -> torque.Rule:
-        group = self.param_groups[0]
-        return torque.Rule(
-            scope=group["scope"],
-            smoothing=group["smoothing"],
-            gain=group["gain"],
-            max_grad_norm=group["max_grad_norm"],
-            adaptive=True,
-            decoupled=self.decoupled,
-            ema=group["ema"],
-            bias_correction=group["bias_correction"],
-        )
 
 
 class AdaTAMW(AdaTAM):

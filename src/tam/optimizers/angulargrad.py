@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from tam.optimizers.base import Base
+from tam.optimizers.checkpoint import describe_parameter
 from tam.sharding import Exchange, shard_groups
 from tam.step import angular
-from tam.step.bucket import Bucket, filled
-from tam.step.eager import Arithmetic
+from tam.step.eager import Arithmetic, Bucket, GroupOptions, full_like_param
 
 
 class AngularGrad(Base):
@@ -41,9 +41,9 @@ class AngularGrad(Base):
         differentiable: let autograd go through the step
     """
 
-    shared_options: ClassVar[tuple[str, ...]] = (*Base.shared_options, "method", "vote")
-    mark: ClassVar[str] = "method"
-    momentum_key: ClassVar[str] = "exp_avg"
+    _shared_options: ClassVar[tuple[str, ...]] = (*Base._shared_options, "method", "vote")
+    _mark: ClassVar[str] = "method"
+    _momentum_key: ClassVar[str] = "exp_avg"
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class AngularGrad(Base):
         eps: float = 1e-8,
         weight_decay: float = 0.0,
         *,
-        method: str = "cos",
+        method: angular.Method = "cos",
         vote: bool = False,
         maximize: bool = False,
         foreach: bool | None = None,
@@ -74,27 +74,33 @@ class AngularGrad(Base):
         }
         super().__init__(params, options)
 
-    def state_keys(self, group: dict[str, Any]) -> tuple[str, ...]:
+    @property
+    def _state_keys(self) -> tuple[str, ...]:  # type: ignore[override]
+        return self._state_keys_of(self.param_groups[0])
+
+    def _state_keys_of(self, group: GroupOptions) -> tuple[str, ...]:
         keys = ("step", "exp_avg", "exp_avg_sq", "previous_grad", "angle")
         return (*keys, "coefficient") if group["vote"] else keys
 
-    def new_state(self, p: Tensor, group: dict[str, Any]) -> dict[str, Tensor]:
-        state = super().new_state(p, group)
+    def _new_state(self, p: Tensor, group: GroupOptions) -> dict[str, Tensor]:
+        state = super()._new_state(p, group)
         if not group["vote"]:
             # No angle exceeds pi / 2, so at the first step the smaller one is the current one.
-            state["angle"] = filled(p, math.pi / 2)
+            state["angle"] = full_like_param(p, math.pi / 2)
         return state
 
-    def check_step(self) -> None:
-        super().check_step()
+    def _check_step(self) -> None:
+        super()._check_step()
         for i, group in enumerate(self.param_groups):
             for j, p in enumerate(group["params"]):
                 if group["vote"] and p.grad is not None and shard_groups(p):
                     raise RuntimeError(
-                        f"{self.name_of(i, j)} is sharded: vote=True is one decision for a whole tensor, "
-                        "which no rank has"
+                        f"{describe_parameter(self, i, j)} is sharded: vote=True is one decision for a whole "
+                        "tensor, which no rank has"
                     )
 
-    def run(self, ops: Arithmetic, buckets: list[Bucket], exchange: Exchange | None) -> None:
+    def _run(
+        self, ops: Arithmetic, buckets: list[Bucket], exchange: Exchange | None, found_inf: Tensor | None
+    ) -> None:
         group = self.param_groups[0]
-        angular.step(ops, group["method"], group["vote"], buckets)
+        angular.take_step(ops, group["method"], group["vote"], buckets)

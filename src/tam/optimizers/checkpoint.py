@@ -6,17 +6,16 @@ torch's SGD or Adam is recognised by what it lacks and completed with the loadin
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 from tam.options import REFUSED, check_options
 from tam.sharding import is_dtensor
-
-if TYPE_CHECKING:
-    from tam.optimizers.base import Base
+from tam.step.eager import GroupOptions
 
 # How the step is done, and over what s is defined: the loading optimizer's own affair.
 OWN = ("scope", "foreach", "fused", "capturable", "differentiable")
@@ -24,30 +23,48 @@ OWN = ("scope", "foreach", "fused", "capturable", "differentiable")
 LATER = {"gain": 1.0}
 
 
-def adopt(optimizer: Base, checkpoint: dict[str, Any]) -> tuple[dict[str, Any], str]:
-    """The checkpoint as torch's `load_state_dict` should see it, and a remark for the user, or ""."""
+def describe_parameter(optimizer: Optimizer, i: int, j: int) -> str:
+    """Return how messages call parameter j of group i."""
+    group = optimizer.param_groups[i]
+    shape = tuple(group["params"][j].shape)
+    name = f" {group['param_names'][j]!r}" if "param_names" in group else ""
+    return f"parameter {j}{name} of group {i} (shape {shape})"
+
+
+def prepare_checkpoint(
+    optimizer: Optimizer,
+    checkpoint: dict[str, Any],
+    mark: str,
+    state_keys_of: Callable[[GroupOptions], tuple[str, ...]],
+    shared_options: tuple[str, ...],
+) -> tuple[dict[str, Any], str]:
+    """Return the checkpoint as torch's `load_state_dict` should see it, and a remark for the user, or "".
+
+    `mark` is the option by which a checkpoint of our own is recognised.
+    """
     for key in ("param_groups", "state"):
         if key not in checkpoint:
             raise ValueError(
                 f"this is no optimizer's state_dict: it has no {key!r}, but {list(checkpoint)[:5]}"
             )
     _check_counts(optimizer, checkpoint["param_groups"])
-    foreign = any(optimizer.mark not in saved for saved in checkpoint["param_groups"])
+    foreign = any(mark not in saved for saved in checkpoint["param_groups"])
     later = {} if foreign else {k: v for k, v in LATER.items() if k in optimizer.defaults}
     saved_groups = [{**later, **saved} for saved in checkpoint["param_groups"]]
     pairs = list(zip(optimizer.param_groups, saved_groups, strict=True))
     groups = [_merge(optimizer, i, own, saved, foreign) for i, (own, saved) in enumerate(pairs)]
-    for name in optimizer.shared_options:
+    for name in shared_options:
         values = [group[name] for group in groups]
         if any(value != values[0] for value in values):
             raise ValueError(f"{name} must be the same in all groups; the checkpoint has {values}")
     state = dict(checkpoint["state"])
     for i, ((own, saved), group) in enumerate(zip(pairs, groups, strict=True)):
         for j, (p, key) in enumerate(zip(own["params"], saved["params"], strict=True)):
-            entry, names = state.get(key), optimizer.state_keys(group)
+            entry, names = state.get(key), state_keys_of(group)
             if entry is not None and not isinstance(entry, Mapping):
                 raise ValueError(
-                    f"{optimizer.name_of(i, j)}: its state in the checkpoint must be a dict, got {entry!r}"
+                    f"{describe_parameter(optimizer, i, j)}: its state in the checkpoint must be a dict, "
+                    f"got {entry!r}"
                 )
             if not entry or (foreign and entry.get(names[0], 0) is None):
                 state.pop(key, None)  # torch's SGD writes None before the first step
@@ -55,13 +72,13 @@ def adopt(optimizer: Base, checkpoint: dict[str, Any]) -> tuple[dict[str, Any], 
             if not foreign and not any(name in entry for name in names):
                 continue  # a user's own entries, from before the first gradient
             kept = names if foreign else [k for k in entry if k != "alignment"]
-            checked = {k: _checked(optimizer.name_of(i, j), p, k, entry) for k in names}
+            checked = {k: _checked(describe_parameter(optimizer, i, j), p, k, entry) for k in names}
             state[key] = {k: checked.get(k, entry.get(k)) for k in kept}
     adopted = {**checkpoint, "param_groups": groups, "state": state}
     return adopted, _remark(optimizer, pairs, groups, foreign)
 
 
-def _check_counts(optimizer: Base, saved: list[dict[str, Any]]) -> None:
+def _check_counts(optimizer: Optimizer, saved: list[dict[str, Any]]) -> None:
     own = optimizer.param_groups
     if len(own) != len(saved):
         raise ValueError(f"the checkpoint has {len(saved)} parameter groups, this optimizer {len(own)}")
@@ -74,7 +91,7 @@ def _check_counts(optimizer: Base, saved: list[dict[str, Any]]) -> None:
 
 
 def _merge(
-    optimizer: Base, i: int, own: dict[str, Any], saved: dict[str, Any], foreign: bool
+    optimizer: Optimizer, i: int, own: dict[str, Any], saved: dict[str, Any], foreign: bool
 ) -> dict[str, Any]:
     """Group i as it will be."""
     for name, harmless in REFUSED.items():
@@ -135,7 +152,7 @@ def _is_writable(x: Tensor) -> bool:
 
 
 def _remark(
-    optimizer: Base,
+    optimizer: Optimizer,
     pairs: list[tuple[dict[str, Any], dict[str, Any]]],
     groups: list[dict[str, Any]],
     foreign: bool,

@@ -9,7 +9,6 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer, ParamsT
 
 from tam.optimizers.torque import TorqueOptimizer
-from tam.step import rule as torque
 from tam.switching import handover, match
 
 if TYPE_CHECKING:
@@ -58,7 +57,8 @@ class TAM(TorqueOptimizer):
     """
 
     lr_family: ClassVar[Literal["sgd", "adam"]] = "sgd"
-    momentum_key: ClassVar[str] = "momentum_buffer"
+    _momentum_key: ClassVar[str] = "momentum_buffer"
+    _state_keys: ClassVar[tuple[str, ...]] = ("momentum_buffer",)  # type: ignore[misc]
 
     def __init__(
         self,
@@ -166,20 +166,3 @@ class TAM(TorqueOptimizer):
         if not isinstance(optimizer, torch.optim.SGD):
             raise TypeError(f"from_sgd takes torch's SGD, not {type(optimizer).__name__}: use tam.handover")
         return handover(optimizer, cls, **options)
-
-    def state_keys(self, group: dict[str, Any]) -> tuple[str, ...]:
-        return ("momentum_buffer",)
-
-    @property
-    def rule(self) -> torque.Rule:
-        group = self.param_groups[0]
-        return torque.Rule(
-            scope=group["scope"],
-            smoothing=group["smoothing"],
-            gain=group["gain"],
-            max_grad_norm=group["max_grad_norm"],
-            adaptive=False,
-            decoupled=False,
-            ema=False,
-            bias_correction=False,
-        )

@@ -23,11 +23,13 @@ from tam.optimizers.torque import TorqueOptimizer
 from tam.recorder import kernels as observe
 from tam.recorder.kernels import Column
 from tam.recorder.measure import NORMS, Operations, momentum_of, params_of
-from tam.step.fused import tables as fused
+from tam.step.fused import support as fused
 from tam.step.fused.columns import KINDS
-from tam.step.fused.cuda import Launcher, Mirror, upload
-from tam.step.fused.fingerprint import Watch, is_plain, is_within_storage
-from tam.step.fused.tables import kind_of
+from tam.step.fused.launcher import Launcher, upload
+from tam.step.fused.launcher import PinnedTable as Mirror
+from tam.step.fused.support import dtype_name as kind_of
+from tam.step.fused.support import is_plain, is_within_storage
+from tam.step.fused.tables import Fingerprint as Watch
 
 BLOCK, WARPS = 4096, 8
 
@@ -80,7 +82,7 @@ class Kernels:
                 self._make(optimizer)
         else:
             # A fused step has just made sure of its tables, which last as long as ours.
-            tables = getattr(optimizer, "_fused", None)
+            tables = getattr(optimizer, "tables", None)
             if (tables is None or tables is not self.tables) and not self._fits(optimizer):
                 self._make(optimizer)
             self.tables = tables
@@ -95,14 +97,14 @@ class Kernels:
             return
         # State that was replaced since is still there, as the tables have it; parameters may not be.
         moved = self.moves and self.versions != [*map(_version, self.params)]
-        if not self.watch.holds(self.watched):
+        if not self.watch.matches(self.watched):
             self._make(optimizer)
         self._launch(False, None, moved)
 
     def _launch(self, cosine: bool, scale: Any, moved: bool = False) -> None:
         pending, self.pending = self.pending, None
         tensors = (
-            self.launcher.chunks, self.rows, self.gradients.there, self.sources, self.sums, self.partial,
+            self.launcher.chunks, self.rows, self.gradients.on_device, self.sources, self.sums, self.partial,
             self.counter, self.sums if pending is None else pending,
             self.sums if scale is None else scale.to(self.device, torch.float32),
         )  # fmt: skip
@@ -111,7 +113,7 @@ class Kernels:
             *self.sizes, self.dtypes, aligned, scale is not None, pending is not None, self.moves,
             self.momenta, cosine,
         )  # fmt: skip
-        with self.launcher.here():
+        with self.launcher.device_guard():
             self.launcher.launch(observe.observe, (BLOCK, WARPS), tensors, numbers)
         if pending is not None and moved:
             pending[-2:] = math.nan  # not only the step has moved them
@@ -123,9 +125,9 @@ class Kernels:
             len(params) == len(self.params)
             and all(map(is_, params, self.params))
             and self._same_momenta(optimizer)
-            and self.watch.holds(self.watched)
+            and self.watch.matches(self.watched)
             and [*map(_maximize, optimizer.param_groups)] == self.maximize
-            and getattr(optimizer, "_grad_norm", None) is self.norm
+            and getattr(getattr(optimizer, "segments", None), "grad_norm", None) is self.norm
         )
 
     def _same_momenta(self, optimizer: Optimizer) -> bool:
@@ -137,7 +139,7 @@ class Kernels:
         """The tables, as the optimizer stands now."""
         self.params = params_of(optimizer)
         self.device = self.params[0].device
-        self.norm = getattr(optimizer, "_grad_norm", None)
+        self.norm = getattr(getattr(optimizer, "segments", None), "grad_norm", None)
         self.momenta_seen = momenta = [momentum_of(optimizer, p) for p in self.params]
         self.unlike = not all(m is None or _same(m, p) for m, p in zip(momenta, self.params, strict=True))
         if self.moves:
@@ -177,7 +179,7 @@ class Kernels:
         self.read: list[Tensor] = []
         if not isinstance(optimizer, TorqueOptimizer):
             return []
-        alignments = optimizer.segment_alignments()
+        alignments = optimizer.segments.alignments()
         norm = optimizer.grad_norm if self.norm is None else self.norm
         self.read = [*alignments, norm]  # kept alive: some of them may be new
         return [x.data_ptr() for x in self.read]
@@ -195,16 +197,21 @@ class Kernels:
             present = [g for g in grads if g is not None]
             addresses = [0 if g is None else g.data_ptr() for g in grads]
         seen = self.seen
-        same = seen is not None and seen.same_layouts(present)
+        same = seen is not None and seen.has_layouts_of(present)
         if seen is not None and same and addresses == seen.addresses:
             return True
-        if seen is None or not same or len(present) < len(grads) or not seen.within_storage(present):
+        if (
+            seen is None
+            or not same
+            or len(present) < len(grads)
+            or not all(map(is_within_storage, present, seen.extents))
+        ):
             pairs = [(g, p) for g, p in zip(grads, self.params, strict=True) if g is not None]
             if not all(_same(g, p) and is_plain(g) and is_within_storage(g) for g, p in pairs):
                 return False
         self.seen = None
         self.aligned = bool(self.aligned_state and not any(a % 16 for a in addresses))
-        with self.launcher.here():
+        with self.launcher.device_guard():
             self.gradients.set(array("q", addresses))
         self.seen = Watch(present, addresses) if seen is None or not same else seen
         self.seen.addresses = addresses
@@ -217,4 +224,4 @@ def _maximize(group: dict[str, Any]) -> bool:
 
 def _same(x: Tensor, p: Tensor) -> bool:
     """Whether a kernel can walk through both side by side."""
-    return x.dtype == p.dtype and x.device == p.device and fused.alike(x, p)
+    return x.dtype == p.dtype and x.device == p.device and fused.same_layout(x, p)

@@ -16,8 +16,9 @@ from torch.optim import Optimizer
 
 from tam.optimizers.torque import TorqueOptimizer
 from tam.sharding import Exchange, exchange_of, is_dtensor, local_gradient, local_tensor, shards_of
-from tam.step.eager import accumulator
-from tam.step.fused.tables import dense, obstacle
+from tam.step.eager import accumulator_dtype as accumulator
+from tam.step.fused.support import is_dense as dense
+from tam.step.fused.support import why_not_fused as obstacle
 
 NORMS = 3  # the numbers at the end of a row
 _PART = 2**22  # numbers added in float32 before float64 takes over
@@ -67,7 +68,7 @@ class Operations:
 
     @torch.no_grad()
     def before(self, optimizer: Optimizer) -> None:
-        readings = len(optimizer.segments()) + 1 if isinstance(optimizer, TorqueOptimizer) else 3
+        readings = len(optimizer.segments.members()) + 1 if isinstance(optimizer, TorqueOptimizer) else 3
         self.width = readings + NORMS
         if not self.exchange.fits([params_of(optimizer)], "global", shards_of(optimizer)):
             self.exchange = exchange_of(optimizer)
@@ -171,7 +172,7 @@ def momentum_of(optimizer: Optimizer, p: Tensor) -> Tensor | None:
 
 
 def _norm_of(optimizer: TorqueOptimizer) -> Tensor:
-    return optimizer.grad_norm if optimizer.knows_grad_norm else torch.tensor(math.nan)
+    return optimizer.grad_norm if optimizer.segments.knows_grad_norm() else torch.tensor(math.nan)
 
 
 def refuse_capture() -> None:

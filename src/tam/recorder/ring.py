@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from tam.step.eager import accumulator
+from tam.step.eager import accumulator_dtype as accumulator
 
 _STEP_OPTIONS = ("momentum", "betas", "floor", "gain", "ema")  # what d and a settled step depend on
 

@@ -68,9 +68,6 @@ class Exchange:
         )
         self.device: torch.device | None = local_tensor(self.params[0]).device if self.params else None
         self.has_agreed = False
-        # Otherwise torch's GradScaler finds one verdict for all ranks by itself.
-        meshes = {getattr(p, "device_mesh", None) for p in self.params}
-        self.verdicts_differ = bool(plain_groups) or len(meshes) > 1
         self.share_counts = [0] * len(segments)  # per segment
         for k, _ in self.shares:
             self.share_counts[k] += 1
@@ -151,6 +148,17 @@ class Exchange:
                 self._index_tensors.clear()
             self._index_tensors[key] = torch.tensor(rows, dtype=torch.int64, device=device)
         return self._index_tensors[key]
+
+
+def verdicts_differ(params: list[Tensor], shards: ShardGroup | None) -> bool:
+    """Return True if GradScaler's verdicts may differ between ranks that exchange sums.
+
+    torch's GradScaler finds one verdict for the DTensors of one mesh by itself.
+    """
+    if shards is not None and shards.group is not None and has_other_ranks(shards.group):
+        return True
+    meshes = {getattr(p, "device_mesh", None) for p in params}
+    return len(meshes) > 1 and any(map(shard_groups, params))
 
 
 def exchange_of(optimizer: Optimizer, cached: Exchange | None = None) -> Exchange:

@@ -1,59 +1,47 @@
-"""The step, in several ways.
+"""One step: measure, add up over the ranks, settle, update.
 
-- `arithmetic.py`: the ways made of torch's operations (loop, foreach, pure), as sets of operations
-- `bucket.py`: the tensors such a step works on
-- `torque.py`: the rule of TAM, AdaTAM and AdaTAMW in that arithmetic
-- `angular.py`: the rule of AngularGrad in that arithmetic
-- `fused.py`: the fused way of TAM, AdaTAM and AdaTAMW: tables of tensors, and when they are made anew
-- `cuda.py`, `triton.py`: its kernels on CUDA
-- `native.py`, `native.c`: its kernel on the CPU
-
-`available()` says which fused kernels this installation has, `way_of(optimizer)` how it steps.
+- `rule.py`: the torque-aware rule in torch operations; `angular.py`: AngularGrad's
+- `eager.py`: the arithmetic these rules are written in, and the tensors they work on
+- `fused/`: the same rule in one kernel call, in C on the CPU and in Triton on CUDA
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING
+from typing import Protocol
 
-import torch
 from torch import Tensor
-from torch.nn import Parameter
 
-from tam.step.eager import FOREACH, LOOP, PURE, Arithmetic
-from tam.step.fused import cpu as native
-from tam.step.fused.tables import no_triton
+from tam.sharding import FOUND_INF, Exchange
 
-if TYPE_CHECKING:
-    from tam.optimizers.base import Base
-
-__all__ = ["available", "choose", "way_of"]
+__all__ = ["Backend", "run_step"]
 
 
-def choose(tensors: Iterable[Tensor], *, foreach: bool | None, differentiable: bool = False) -> Arithmetic:
-    """The way for these parameters that is made of torch operations; None leaves the choice to us."""
-    if differentiable:
-        return PURE
-    if foreach is None:
-        # The foreach operations know plain tensors only, not every subclass. On a CPU they save nothing
-        # and need memory of the model's size, so that the loop serves, as in torch.optim.
-        wanted = torch.compiler.is_compiling()
-        foreach = all(type(p) in (Tensor, Parameter) and (wanted or not p.is_cpu) for p in tensors)
-    return FOREACH if foreach else LOOP
+class Backend(Protocol):
+    """The arithmetic of a step, over the tensors or tables it was given."""
+
+    @property
+    def skips_on_device(self) -> bool:
+        """Whether `update` reads GradScaler's verdict on the device, so the host need not wait for it."""
+
+    def measure(self) -> Tensor:
+        """Return <m, g>, |m|^2 and |g|^2; with other ranks, as `Exchange.all_reduce_sums` takes them."""
+
+    def settle(self, sums: Tensor) -> None:
+        """Write s of every segment; compute d and the clip factor."""
+
+    def update(self) -> None:
+        """Move m, v and theta."""
 
 
-def available() -> dict[str, str]:
-    """The fused kernels by device: what they are, or why there is none."""
-    cpu = native.missing() or f"C, {native.INSTRUCTION_SETS[native.instruction_set()]}"
-    cuda = no_triton() or ("triton" if torch.cuda.is_available() else "triton, but no CUDA device")
-    return {"cpu": cpu, "cuda": cuda}
-
-
-def way_of(optimizer: Base) -> str:
-    """How the optimizer's next step is done: "fused", "foreach", "loop" or "pure"."""
-    if optimizer.wants_fused():
-        return "fused"
-    group = optimizer.param_groups[0]
-    params = [p for g in optimizer.param_groups for p in g["params"]]
-    ops = choose(params, foreach=group["foreach"], differentiable=group["differentiable"])
-    return {id(PURE): "pure", id(LOOP): "loop", id(FOREACH): "foreach"}[id(ops)]
+def run_step(backend: Backend, exchange: Exchange | None = None, found_inf: Tensor | None = None) -> bool:
+    """Take one step. Return False if GradScaler found gradients that are not finite on some rank."""
+    sums = backend.measure()
+    if exchange is not None:
+        exchange.all_reduce_sums(sums, found_inf)  # the only call
+        # GradScaler waits for the verdict, too; on a CPU nobody has to.
+        is_read = (found_inf is not None or sums.is_cpu) and not backend.skips_on_device
+        if is_read and float(sums[-1, FOUND_INF]) != 0:
+            return False
+    backend.settle(sums)
+    backend.update()
+    return True

@@ -1,227 +1,156 @@
-"""The arithmetic the rules are written in, so that each rule is written once.
+"""Steps made of torch operations: the tensors they work on, and the arithmetic their rules are written in.
 
-A rule (`torque.py`, `angular.py`) calls `ops.mul_(m, beta)` and the like. Its operands are
+A rule (`rule.py`, `angular.py`) is written once, in calls like `ops.mul_(m, beta)`. Its operands are
 
 - tensors, with `Loop` (in place) or `Pure` (nothing is changed: for autograd and vmap),
 - lists of tensors of one device and dtype, with `Foreach`.
 
-A trailing underscore means that the first operand is not needed afterwards: `Loop` and `Foreach`
-then write into it, `Pure` does not. A coefficient is a number, a 0-dim tensor or, with `Foreach`,
-also a list with one entry per tensor.
+A trailing underscore means that the first operand is not needed afterwards: `Loop` and `Foreach` write into
+it, `Pure` does not. A coefficient is a number, a 0-dim tensor or, with `Foreach`, also a list with one entry
+per tensor.
 """
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
+from torch.nn import Parameter
 
-T = Any  # an operand: Tensor, or list[Tensor] with Foreach; or a coefficient
-
-
-def accumulator(device: torch.device) -> torch.dtype:
-    """The dtype in which sums over tensors are kept: float64 wherever the device has it."""
-    return torch.float32 if device.type == "mps" else torch.float64
+GroupOptions = dict[str, Any]  # a parameter group of an optimizer
+Coefficient = Any  # a number, a 0-dim tensor, or a list of them
+Operand = Any  # a tensor, or a list of tensors with Foreach
 
 
-def nonzero(a: Any) -> bool:
-    """Whether a term with this coefficient must be computed. Never reads a tensor's value."""
-    return isinstance(a, Tensor) or a != 0
+SUM_DTYPES = {"mps": torch.float32}  # of sums over tensors; float64 on all other devices
+
+
+def accumulator_dtype(device: torch.device) -> torch.dtype:
+    """Return the dtype in which sums over tensors are kept."""
+    return SUM_DTYPES.get(device.type, torch.float64)
+
+
+# ---------------------------------------------------------------------- arithmetic
 
 
 class Pure:
-    """One tensor; out of place."""
+    """Arithmetic on single tensors, out of place."""
 
-    lists: ClassVar[bool] = False  # operands are lists of tensors
-    pure: ClassVar[bool] = True  # no operand is ever written to
+    name: ClassVar[Literal["pure", "loop", "foreach"]] = "pure"
+    takes_lists: ClassVar[bool] = False  # operands are lists of tensors
+    is_pure: ClassVar[bool] = True  # no operand is ever written to
 
-    def neg(self, x: T) -> T:
+    def neg(self, x: Operand) -> Operand:
         return -x
 
-    def abs_(self, x: T) -> T:
-        return x.abs()
-
-    def mul(self, x: T, y: T) -> T:
+    def mul(self, x: Operand, y: Operand) -> Operand:
         return x * y
 
     mul_ = mul
 
-    def div_(self, x: T, y: T) -> T:
+    def div_(self, x: Operand, y: Operand) -> Operand:
         return x / y
 
-    def add_(self, x: T, c: float) -> T:
+    def add_(self, x: Operand, c: float) -> Operand:
         return x + c
 
-    def axpy(self, x: T, y: T, a: T) -> T:
-        """x + a y"""
+    def axpy(self, x: Operand, y: Operand, a: Coefficient) -> Operand:
+        """Return x + a y."""
         # add(alpha=) takes numbers only: a tensor there would be read back from the device.
         return torch.addcmul(x, y, a) if isinstance(a, Tensor) else torch.add(x, y, alpha=a)
 
     axpy_ = axpy
 
-    def addcdiv_(self, x: T, y: T, z: T, a: T) -> T:
-        """x + a y / z"""
+    def addcdiv_(self, x: Operand, y: Operand, z: Operand, a: Coefficient) -> Operand:
+        """Return x + a y / z."""
         if isinstance(a, Tensor):
             return torch.addcmul(x, y / z, a)
         return torch.addcdiv(x, y, z, value=a)
 
-    def sqrt(self, x: T) -> T:
+    def sqrt(self, x: Operand) -> Operand:
         return x.sqrt()
 
-    def minimum(self, x: T, y: T) -> T:
-        return torch.minimum(x, y)
-
-    def atan_(self, x: T) -> T:
-        return x.atan()
-
-    def cos(self, x: T) -> T:
-        return x.cos()
-
-    def tan(self, x: T) -> T:
-        return x.tan()
-
-    def tanh_(self, x: T) -> T:
-        return x.tanh()
-
-    def copy_(self, x: T, y: T) -> T:
-        """y, in x's place"""
-        return y.clone()
-
-    def where_(self, condition: T, x: T, y: T) -> T:
-        """x where the condition holds, else y; in y's place"""
-        return torch.where(condition, x, y)
-
-    def minority(self, x: T, y: T) -> T:
-        """Whether fewer elements of x exceed y than do not: a 0-dim bool tensor."""
-        exceeds = (x > y).sum()
-        return 2 * exceeds < x.numel()
-
-    def dot(self, x: T, y: T) -> T:
-        """The sum of x y over all elements: 0-dim, or with Foreach one entry a tensor."""
+    def dot(self, x: list[Tensor], y: list[Tensor], dtype: torch.dtype) -> Tensor:
+        """Return the sum of x y over the elements of each pair of tensors."""
         # The three sums of the cosine must be of one kind, or their rounding could make |S| > 1.
-        return torch.sum(x * y, dtype=accumulator(x.device))
+        return torch.stack([torch.sum(a * b, dtype=dtype) for a, b in zip(x, y, strict=True)])
 
 
 class Loop(Pure):
-    """One tensor; writes where a rule allows it."""
+    """Arithmetic on single tensors, in place where a rule allows it."""
 
-    pure: ClassVar[bool] = False
+    name: ClassVar[Literal["pure", "loop", "foreach"]] = "loop"
+    is_pure: ClassVar[bool] = False
 
-    def abs_(self, x: T) -> T:
-        return x.abs_()
-
-    def mul_(self, x: T, y: T) -> T:
+    def mul_(self, x: Operand, y: Operand) -> Operand:
         return x.mul_(y)
 
-    def div_(self, x: T, y: T) -> T:
+    def div_(self, x: Operand, y: Operand) -> Operand:
         return x.div_(y)
 
-    def add_(self, x: T, c: float) -> T:
+    def add_(self, x: Operand, c: float) -> Operand:
         return x.add_(c)
 
-    def axpy_(self, x: T, y: T, a: T) -> T:
+    def axpy_(self, x: Operand, y: Operand, a: Coefficient) -> Operand:
         return x.addcmul_(y, a) if isinstance(a, Tensor) else x.add_(y, alpha=a)
 
-    def addcdiv_(self, x: T, y: T, z: T, a: T) -> T:
+    def addcdiv_(self, x: Operand, y: Operand, z: Operand, a: Coefficient) -> Operand:
         if isinstance(a, Tensor):
             return x.addcmul_(y / z, a)
         return x.addcdiv_(y, z, value=a)
 
-    def atan_(self, x: T) -> T:
-        return x.atan_()
-
-    def tanh_(self, x: T) -> T:
-        return x.tanh_()
-
-    def copy_(self, x: T, y: T) -> T:
-        return x.copy_(y)
-
-    def where_(self, condition: T, x: T, y: T) -> T:
-        return y.copy_(torch.where(condition, x, y))
-
 
 class Foreach:
-    """Lists of tensors; writes where a rule allows it. Its temporaries are as large as the list."""
+    """Arithmetic on lists, in place where a rule allows it. Its temporaries are as large as the list."""
 
-    lists: ClassVar[bool] = True
-    pure: ClassVar[bool] = False
+    name: ClassVar[Literal["pure", "loop", "foreach"]] = "foreach"
+    takes_lists: ClassVar[bool] = True
+    is_pure: ClassVar[bool] = False
 
-    def neg(self, x: T) -> T:
+    def neg(self, x: Operand) -> Operand:
         return torch._foreach_neg(x)
 
-    def abs_(self, x: T) -> T:
-        torch._foreach_abs_(x)
-        return x
-
-    def mul(self, x: T, y: T) -> T:
+    def mul(self, x: Operand, y: Operand) -> Operand:
         return torch._foreach_mul(x, y)
 
-    def mul_(self, x: T, y: T) -> T:
+    def mul_(self, x: Operand, y: Operand) -> Operand:
         torch._foreach_mul_(x, y)
         return x
 
-    def div_(self, x: T, y: T) -> T:
+    def div_(self, x: Operand, y: Operand) -> Operand:
         torch._foreach_div_(x, y)
         return x
 
-    def add_(self, x: T, c: float) -> T:
+    def add_(self, x: Operand, c: float) -> Operand:
         torch._foreach_add_(x, c)
         return x
 
-    def axpy(self, x: T, y: T, a: T) -> T:
+    def axpy(self, x: Operand, y: Operand, a: Coefficient) -> Operand:
         if isinstance(a, (Tensor, list)):
             return torch._foreach_add(x, torch._foreach_mul(y, a))
         return torch._foreach_add(x, y, alpha=a)
 
-    def axpy_(self, x: T, y: T, a: T) -> T:
+    def axpy_(self, x: Operand, y: Operand, a: Coefficient) -> Operand:
         if isinstance(a, (Tensor, list)):
             torch._foreach_add_(x, torch._foreach_mul(y, a))
         else:
             torch._foreach_add_(x, y, alpha=a)
         return x
 
-    def addcdiv_(self, x: T, y: T, z: T, a: T) -> T:
+    def addcdiv_(self, x: Operand, y: Operand, z: Operand, a: Coefficient) -> Operand:
         if isinstance(a, Tensor):
             return self.axpy_(x, torch._foreach_div(y, z), a)
         torch._foreach_addcdiv_(x, y, z, value=a)
         return x
 
-    def sqrt(self, x: T) -> T:
+    def sqrt(self, x: Operand) -> Operand:
         return torch._foreach_sqrt(x)
 
-    def minimum(self, x: T, y: T) -> T:
-        return torch._foreach_minimum(x, y)
-
-    def atan_(self, x: T) -> T:
-        torch._foreach_atan_(x)
-        return x
-
-    def cos(self, x: T) -> T:
-        return torch._foreach_cos(x)
-
-    def tan(self, x: T) -> T:
-        return torch._foreach_tan(x)
-
-    def tanh_(self, x: T) -> T:
-        torch._foreach_tanh_(x)
-        return x
-
-    def copy_(self, x: T, y: T) -> T:
-        torch._foreach_copy_(x, y)
-        return x
-
-    # There is no foreach form of the next three; they take a kernel or two for each tensor.
-
-    def where_(self, condition: T, x: T, y: T) -> T:
-        return [LOOP.where_(c, a, b) for c, a, b in zip(condition, x, y, strict=True)]
-
-    def minority(self, x: T, y: T) -> T:
-        return [LOOP.minority(a, b) for a, b in zip(x, y, strict=True)]
-
-    def dot(self, x: T, y: T) -> T:
-        products = torch._foreach_mul(x, y)
-        return torch.stack([p.sum(dtype=accumulator(p.device)) for p in products])
+    def dot(self, x: list[Tensor], y: list[Tensor], dtype: torch.dtype) -> Tensor:
+        return torch.stack([p.sum(dtype=dtype) for p in torch._foreach_mul(x, y)])
 
 
 Arithmetic = Pure | Foreach  # Loop is a Pure
@@ -229,3 +158,173 @@ Arithmetic = Pure | Foreach  # Loop is a Pure
 PURE = Pure()
 LOOP = Loop()
 FOREACH = Foreach()
+
+
+def choose_arithmetic(
+    tensors: Iterable[Tensor], *, foreach: bool | None, differentiable: bool = False
+) -> Arithmetic:
+    """Return the arithmetic for these parameters; `foreach=None` leaves the choice to us."""
+    if differentiable:
+        return PURE
+    if foreach is None:
+        # The foreach operations know plain tensors only, not every subclass. On a CPU they save nothing
+        # and need memory of the model's size, so the loop is used there, as in torch.optim.
+        wanted = torch.compiler.is_compiling()
+        foreach = all(type(p) in (Tensor, Parameter) and (wanted or not p.is_cpu) for p in tensors)
+    return FOREACH if foreach else LOOP
+
+
+# ---------------------------------------------------------------------- tensors
+
+
+@dataclass
+class Bucket:
+    """Tensors of one parameter group, device and dtype, as columns; row i belongs to parameter i.
+
+    An arithmetic that works in place writes into the tensors; the pure one replaces the columns.
+    """
+
+    group: GroupOptions
+    index: int  # which of the optimizer's groups it is
+    theta: list[Tensor]
+    grad: list[Tensor]
+    state: dict[str, list[Tensor]]
+    rows: list[int]  # where each row stood in the list the bucket was made from
+    shares: list[int]  # of the exchange with other ranks, for each row; empty without one
+    device: torch.device
+    compute_dtype: torch.dtype  # float64 for float64 and complex128 tensors, float32 for all others
+    sum_dtype: torch.dtype  # of sums over all elements
+    needs_cast: bool  # some tensors are not of the compute dtype
+    segments: list[int] = field(default_factory=list)  # of each row, in the order of the step's sums
+
+    def scalar(self, ops: Arithmetic, a: Coefficient) -> Coefficient:
+        """Return a coefficient as a number or as a 0-dim tensor of the compute dtype.
+
+        A tensor on the CPU is read if the bucket is elsewhere: that waits for nothing. It stays a tensor if
+        its graph matters (pure) and under torch.compile, where new values then need no new compilation.
+        """
+        if not isinstance(a, Tensor):
+            return a
+        stays_tensor = ops.is_pure or torch.compiler.is_compiling()
+        if a.device != self.device and a.device.type == "cpu" and not stays_tensor:
+            return float(a)
+        return a.reshape(()).to(self.device, self.compute_dtype)
+
+    def lr_tensor(self, ops: Arithmetic) -> Coefficient:
+        """Return the lr if it is a tensor, or as a tensor under torch.compile.
+
+        A tensor lr never causes a new compilation. A float lr causes one, when it first changes: torch
+        compiles the first value in and only then makes the number an input of the graph.
+        """
+        lr = self.group["lr"]
+        if isinstance(lr, Tensor):
+            return self.scalar(ops, lr)
+        # A product: `torch.full` would compile each new value in until torch gives up compiling.
+        return torch.ones((), dtype=self.compute_dtype, device=self.device) * lr
+
+    def bias_corrections(self, ops: Arithmetic, beta: float) -> list[Coefficient]:
+        """Return 1 - beta^t for each row.
+
+        Numbers if the step counts are on the CPU, where reading them waits for nothing; tensors if they are
+        on the device (capturable) or if their values must not be baked in.
+        """
+        steps = self.state["step"]
+        on_cpu = steps[0].device.type == "cpu"
+        if on_cpu and not (ops.is_pure or self.group["capturable"] or torch.compiler.is_compiling()):
+            return [1 - beta ** float(t) for t in steps]
+        wide = accumulator_dtype(steps[0].device)  # in float32, 1 - 0.999 would be off by 6e-5
+        return [(1 - beta ** t.to(wide)).to(self.compute_dtype) for t in steps]
+
+    def map_rows(
+        self,
+        ops: Arithmetic,
+        rule: Callable[..., tuple[Operand, ...]],
+        keys: list[str],
+        *coefficients: Coefficient,
+    ) -> None:
+        """Replace theta and the state of these keys by what the rule makes of theta, g, state, coefficients.
+
+        The rule is applied to whole columns, or row by row if the arithmetic takes single tensors. A
+        coefficient that is a list has one entry per row.
+        """
+        columns = [self.theta, self.grad, *(self.state[key] for key in keys)]
+        if self.needs_cast:
+            columns = [as_compute_dtype(column, self.compute_dtype) for column in columns]
+        if ops.takes_lists:
+            results = [list(column) for column in rule(*columns, *coefficients)]
+        else:
+            per_row = [a if isinstance(a, list) else [a] * len(self.theta) for a in coefficients]
+            rows = [rule(*row) for row in zip(*columns, *per_row, strict=True)]
+            results = [list(column) for column in zip(*rows, strict=True)]
+        if self.needs_cast or ops.is_pure:
+            targets = [self.theta, *(self.state[key] for key in keys)]
+            results = [write_back(ops, *pair) for pair in zip(targets, results, strict=True)]
+        self.theta = results[0]
+        self.state.update(zip(keys, results[1:], strict=True))
+
+
+def make_buckets(
+    group: GroupOptions,
+    index: int,
+    theta: list[Tensor],
+    grad: list[Tensor],
+    state: dict[str, list[Tensor]],
+    shares: list[int] | None = None,
+) -> list[Bucket]:
+    """Return a group's tensors in one bucket per device and dtype."""
+    kinds: dict[tuple[torch.device, torch.dtype], list[int]] = {}
+    for i, p in enumerate(theta):
+        kinds.setdefault((p.device, p.dtype), []).append(i)
+    buckets = []
+    for (device, dtype), rows in kinds.items():
+        compute_dtype = torch.float64 if dtype in (torch.float64, torch.complex128) else torch.float32
+        params, grads = [theta[i] for i in rows], [grad[i] for i in rows]
+        columns = {key: [column[i] for i in rows] for key, column in state.items()}
+        # State may be of another dtype than its parameter, which somebody has cast.
+        others = (grads, *(column for key, column in columns.items() if key not in ("step", "alignment")))
+        needs_cast = dtype != compute_dtype or any(x.dtype != compute_dtype for c in others for x in c)
+        dtypes = compute_dtype, SUM_DTYPES.get(device.type, torch.float64), needs_cast
+        row_shares = [shares[i] for i in rows] if shares else []
+        buckets.append(Bucket(group, index, params, grads, columns, rows, row_shares, device, *dtypes))
+    return buckets
+
+
+def increment_steps(ops: Arithmetic, steps: list[Tensor]) -> list[Tensor]:
+    """Return the step counts, one more."""
+    if ops.is_pure:
+        return [t + 1 for t in steps]
+    torch._foreach_add_(steps, 1)
+    return steps
+
+
+def full_like_param(p: Tensor, value: float) -> Tensor:
+    """Return a tensor laid out like the parameter; each part of a complex number is the value."""
+    x = torch.zeros_like(p, memory_format=torch.preserve_format)
+    if value:
+        _as_real(x).fill_(value)
+    return x
+
+
+def _as_real(x: Tensor) -> Tensor:
+    """Return a complex tensor as pairs of reals."""
+    return torch.view_as_real(x.resolve_conj()) if x.is_complex() else x
+
+
+def as_compute_dtype(column: list[Tensor], dtype: torch.dtype) -> list[Tensor]:
+    """Return the column as real tensors of the compute dtype: the tensors themselves where they are."""
+    return [x if x.dtype == dtype else _as_real(x).to(dtype) for x in column]
+
+
+def write_back(ops: Arithmetic, column: list[Tensor], result: list[Tensor]) -> list[Tensor]:
+    """Return the column after a step whose copies in the compute dtype ended as `result`."""
+    if ops.is_pure:
+        return [
+            torch.view_as_complex(new).to(old.dtype) if old.is_complex() else new.to(old.dtype)
+            for old, new in zip(column, result, strict=True)
+        ]
+    for x, new in zip(column, result, strict=True):
+        if x.is_complex() and x.is_conj():  # the copy was no view
+            x.copy_(torch.view_as_complex(new))
+        elif _as_real(x).dtype != new.dtype:
+            _as_real(x).copy_(new)
+    return column

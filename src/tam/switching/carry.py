@@ -49,8 +49,7 @@ def carry_buffers(
             if release:
                 source.state.pop(p, None)
     if is_torque(type(target)):
-        # core: target.segments.share_alignments(alignment_by_param)
-        target._share(alignment_by_param)  # type: ignore[attr-defined]
+        target.segments.share_alignments(alignment_by_param)  # type: ignore[attr-defined]
 
 
 def _rescale(state: dict[str, Tensor], before: GroupOfClass, after: GroupOfClass, alignment: float) -> None:

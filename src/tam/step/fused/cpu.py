@@ -1,4 +1,4 @@
-"""The fused step on the CPU: native.c, built when the package is installed where there is a compiler."""
+"""The fused step on the CPU: cpu.c, which is built when the package is installed with a C compiler."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
 
-from tam.sharding import FOUND_INF, Exchange
 from tam.step.fused.columns import Option, Segment
 from tam.step.rule import Rule
 
-KINDS = ("float32", "bfloat16", "float64")
+DTYPES = ("float32", "bfloat16", "float64")
 INSTRUCTION_SETS = ("base", "avx2", "avx512")
-LAYOUT = 3  # of the tables, as in native.c
-_ADAPTIVE, _DECOUPLED, _EMA, _CORRECT, _CLIP = (1 << i for i in range(5))  # as in native.c
+LAYOUT = 3  # of the tables, as in cpu.c
+_ADAPTIVE, _DECOUPLED, _EMA, _CORRECT, _CLIP = (1 << i for i in range(5))  # as in cpu.c
 
 
 class Tables(ctypes.Structure):
-    """The tables of a step, as native.c has them."""
+    """The tables of a step, as cpu.c has them."""
 
     _fields_ = [
         *[(name, ctypes.c_void_p) for name in ("rows", "gradients", "segments", "options", "sums")],
@@ -35,7 +35,7 @@ class Tables(ctypes.Structure):
 
 @cache
 def library() -> ctypes.CDLL | str:
-    """The compiled kernel, or why there is none."""
+    """Return the compiled kernel, or why there is none."""
     here = Path(__file__).parent
     built = [path for suffix in EXTENSION_SUFFIXES if (path := here / f"_cpu{suffix}").exists()]
     if not built:
@@ -53,15 +53,15 @@ def library() -> ctypes.CDLL | str:
     return found
 
 
-def missing() -> str | None:
-    """Why the kernel cannot be used; None where it can."""
+def why_missing() -> str | None:
+    """Return why the kernel cannot be used; None if it can."""
     found = library()
     return found if isinstance(found, str) else None
 
 
 @cache
 def instruction_set() -> int:
-    """The best of INSTRUCTION_SETS that this processor has."""
+    """Return the index of the best of INSTRUCTION_SETS that this processor has."""
     found = library()
     return 0 if isinstance(found, str) else int(found.tam_instruction_set())
 
@@ -70,7 +70,7 @@ _forked = False
 
 
 def _after_fork() -> None:
-    """OpenMP's threads do not survive a fork, and waiting for them would be for ever."""
+    """Step with one thread from now on: OpenMP's threads do not survive a fork, and waiting never ends."""
     global _forked
     _forked = True
 
@@ -78,21 +78,24 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
-def _done(result: float) -> float:
+def _check(result: float) -> float:
     if result < 0:
         raise MemoryError("no memory for the partial sums of the step")
     return result
 
 
-class Native:
-    """The tables in memory."""
+class CpuBackend:
+    """The tables in memory, and the C kernel that reads them."""
 
-    def __init__(self, rows: Tensor, segments: Tensor, rule: Rule, exchange: Exchange | None) -> None:
-        self.rows, self.segments, self.exchange = rows, segments, exchange
+    name: ClassVar[Literal["c", "triton"]] = "c"
+    skips_on_device: ClassVar[bool] = False
+
+    def __init__(self, rows: Tensor, segments: Tensor, rule: Rule, exchanges: bool) -> None:
+        self.rows, self.segments = rows, segments
         # Of all shares, also those of which there is nothing here, and of the whole.
         shares = int(segments[Segment.COUNT].sum())
         self.sums = torch.zeros(shares + 1, 4, dtype=torch.float64)
-        self.each = rule.scope == "tensor" and rule.max_grad_norm is None and exchange is None
+        self.steps_per_tensor = rule.scope == "tensor" and rule.max_grad_norm is None and not exchanges
         self.gradients = self.options = torch.empty(0)
         self.flags = (
             _ADAPTIVE * rule.adaptive
@@ -102,40 +105,47 @@ class Native:
             | _CLIP * (rule.max_grad_norm is not None)
         )
 
-    def new_gradients(self, gradients: list[int]) -> None:
-        self.gradients = torch.tensor(gradients, dtype=torch.int64)
+    def set_gradients(self, addresses: list[int]) -> None:
+        self.gradients = torch.tensor(addresses, dtype=torch.int64)
 
-    def new_options(self, options: list[list[float]]) -> None:
+    def set_options(self, options: list[list[float]]) -> None:
         self.options = torch.tensor(options, dtype=torch.float64)
 
     def set_lr(self, group: int, lr: Tensor) -> None:
         self.options[group, Option.LR] = lr
 
-    def run(self, norm: Tensor, grad_scale: Tensor | None, found_inf: Tensor | None) -> None:
-        if found_inf is not None and self.exchange is None and float(found_inf) != 0:
-            return
-        kernel = library()
-        assert not isinstance(kernel, str)
+    def begin(self, norm: Tensor, grad_scale: Tensor | None, found_inf: Tensor | None) -> None:
+        self.norm = norm
         columns = (self.rows, self.gradients, self.segments, self.options, self.sums)
-        tables = Tables(
+        self.tables = Tables(
             *[table.data_ptr() for table in columns],
             *(self.rows.shape[1], len(self.sums) - 1, self.segments.shape[1]),
             1.0 if grad_scale is None else 1.0 / float(grad_scale),
             *(self.flags, instruction_set(), 1 if _forked else torch.get_num_threads()),
         )
-        if self.each:
-            length = _done(kernel.tam_each(tables))
-        else:
-            _done(kernel.tam_measure(tables))
-            if self.exchange is not None:
-                self.exchange.all_reduce_sums(self.sums, found_inf)
-                if float(self.sums[-1, FOUND_INF]) != 0:
-                    return
-            length = _done(kernel.tam_update(tables))
-        norm.fill_(length)
+        kernel = library()
+        assert not isinstance(kernel, str)
+        self.kernel = kernel
 
-    def capturing(self) -> bool:
+    def step_alone(self) -> None:
+        if self.steps_per_tensor:
+            self.norm.fill_(_check(self.kernel.tam_each(self.tables)))
+        else:
+            _check(self.kernel.tam_measure(self.tables))
+            self.norm.fill_(_check(self.kernel.tam_update(self.tables)))
+
+    def measure(self) -> Tensor:
+        _check(self.kernel.tam_measure(self.tables))
+        return self.sums
+
+    def settle(self, sums: Tensor) -> None:
+        """Leave it to `update`: in C the two are one call."""
+
+    def update(self) -> None:
+        self.norm.fill_(_check(self.kernel.tam_update(self.tables)))
+
+    def is_capturing(self) -> bool:
         return False
 
-    def own_tables(self) -> AbstractContextManager[None]:
+    def tables_of_graph(self) -> AbstractContextManager[None]:
         return nullcontext()

@@ -1,257 +1,355 @@
-"""The fused step: the tables its kernels read, and when they must be made anew.
+"""The tables of addresses that the fused kernels read, and when they must be made again.
 
-A `Fused` belongs to one optimizer. It is made once every parameter that has a gradient has state, and
-`fits` as long as parameters and state stay where they are; new gradients only change a column of
-addresses. A backend (`cuda.py`, `native.py`) runs the step over the tables.
+The tables belong to one optimizer. They are made once every parameter with a gradient has state, and fit as
+long as parameters and state stay where they are; new gradients only change a column of addresses. An address
+alone says little: allocators reuse it for tensors of another layout. `columns.py` describes the tables.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from itertools import chain
-from operator import is_, itemgetter
-from typing import TYPE_CHECKING, Any, Protocol
+from operator import attrgetter, is_, itemgetter
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
-from torch.nn import Parameter
 
-from tam.sharding import Exchange, is_dtensor, local_gradient, local_tensor
+from tam.sharding import Exchange, ShardGroup, is_dtensor, local_gradient, local_tensor
 from tam.sharding.dtensor import wait_for_collective
-from tam.step.fused import cpu as native
+from tam.step import Backend, run_step
+from tam.step.eager import GroupOptions
+from tam.step.fused import cpu
 from tam.step.fused.columns import KINDS, Option, Row, Segment
-from tam.step.fused.fingerprint import Watch, check_memory, is_plain, is_within_storage
+from tam.step.fused.support import (
+    can_walk_together,
+    check_memory,
+    dtype_name,
+    extent_of,
+    is_plain,
+    is_within_storage,
+    numel_as_real,
+    why_not_fused,
+)
 from tam.step.rule import Rule
 
-if TYPE_CHECKING:
-    from tam.optimizers.torque import TorqueOptimizer
+try:
+    # Not public, but the same from torch 2.6 to 2.15: one call in C++ compares type, shape, strides, dtype,
+    # device and lazy conjugation of a list of tensors in 0.06 us each. Python needs 0.35 us each.
+    from torch._C._dynamo import guards
+except ImportError:
+    guards = None  # type: ignore[assignment]
 
-_REAL = {torch.complex64: torch.float32, torch.complex128: torch.float64}
+_grad_of = attrgetter("grad")
 
 
-class Backend(Protocol):
-    """A device's way to run the step over the tables."""
+class Fingerprint:
+    """The addresses and layouts of some tensors, to be compared at every step."""
 
-    def new_gradients(self, gradients: list[int]) -> None:
-        """Another table of gradients."""
+    def __init__(self, tensors: Sequence[Tensor], addresses: list[int] | None = None) -> None:
+        self.addresses = [*map(Tensor.data_ptr, tensors)] if addresses is None else addresses
+        self.layouts = [*map(_layout_of, tensors)]
+        self.extents = [*map(extent_of, tensors)]
+        self._guard = _make_guard(tensors)
 
-    def new_options(self, options: list[list[float]]) -> None:
-        """Another option table, a list for each group."""
+    def matches(self, tensors: Sequence[Tensor]) -> bool:
+        """Return True if every tensor is where, and as, it was."""
+        return [*map(Tensor.data_ptr, tensors)] == self.addresses and self.has_layouts_of(tensors)
+
+    def has_layouts_of(self, tensors: Sequence[Tensor]) -> bool:
+        """Return True if every tensor has the layout it had, wherever it is now."""
+        if len(tensors) != len(self.layouts):
+            return False
+        if self._guard is not None and self._guard.check(*tensors):
+            return True
+        # The guard also fails if only requires_grad or a mode such as autocast differs.
+        if [*map(_layout_of, tensors)] != self.layouts:
+            return False
+        self._guard = _make_guard(tensors)
+        return True
+
+
+def _layout_of(x: Tensor) -> tuple[object, ...]:
+    """Return what a kernel assumes of a tensor besides its address."""
+    return x.dtype, x.device, x.shape, x.stride(), x.is_conj(), x.is_neg()
+
+
+def _make_guard(tensors: Sequence[Tensor]) -> Any:
+    """Return a guard of these tensors' layouts; None if torch has none for them."""
+    if guards is None or len(set(map(id, tensors))) < len(tensors):  # it takes each tensor once
+        return None
+    sizes: Any = [list(x.shape) for x in tensors]
+    strides: Any = [list(x.stride()) for x in tensors]
+    try:
+        return guards.TensorGuards(*tensors, dynamic_dims_sizes=sizes, dynamic_dims_strides=strides)
+    except (AttributeError, TypeError, RuntimeError):  # it has changed, or does not take such tensors
+        return None
+
+
+class GradientTable:
+    """The addresses of gradients in a kernel's table, kept up to date from step to step."""
+
+    def __init__(self, params: Sequence[Tensor], upload: Callable[[list[int]], None]) -> None:
+        self.params, self._upload = params, upload
+        self._fingerprint: Fingerprint | None = None  # of the gradients in the table
+        self._has_copies = False
+
+    def update(
+        self, grads: Sequence[Tensor | None], addresses: list[int], copies: list[Tensor] | None
+    ) -> bool:
+        """Bring the table up to date, given the gradients and their addresses, -1 if there is none.
+
+        A gradient that a kernel cannot walk through along with its parameter is copied, and the copy added to
+        `copies`. If that is None the table stays as it is, and the result is False.
+        """
+        known = self._fingerprint
+        present: Any = grads if min(addresses) >= 0 else [g for g in grads if g is not None]
+        if known is not None and (self._has_copies or not known.has_layouts_of(present)):
+            known = None
+        if known is not None and addresses == known.addresses:
+            return True
+        if (
+            known is None
+            or min(addresses) <= 0
+            or any(address % 16 for address in addresses)
+            or not all(map(is_within_storage, present, known.extents))
+        ):
+            usable = self._usable_addresses(grads, copies)
+            if usable is None:
+                return False
+            known = None
+        # Set when all is done: a step that is interrupted here leaves nothing that a later one trusts.
+        self._fingerprint = None
+        if known is None:
+            self._upload(usable)
+            self._has_copies = bool(copies)
+            self._fingerprint = Fingerprint(present, addresses)
+        else:
+            self._upload(addresses)  # the gradients are elsewhere, and as they were
+            known.addresses = addresses
+            self._fingerprint = known
+        return True
+
+    def _usable_addresses(
+        self, grads: Sequence[Tensor | None], copies: list[Tensor] | None
+    ) -> list[int] | None:
+        """Return addresses a kernel can use, 0 for no gradient; None if a copy is needed and not allowed."""
+        addresses = []
+        for p, g in zip(self.params, grads, strict=True):
+            if g is None:
+                addresses.append(0)
+                continue
+            if copies is None:
+                if not (can_walk_together(g, p) and is_plain(g) and is_within_storage(g)):
+                    return None
+            else:
+                if g.shape != p.shape:
+                    raise RuntimeError(
+                        f"a parameter of shape {tuple(p.shape)} has a gradient of shape {tuple(g.shape)}: "
+                        "set its grad to None, or compute it again"
+                    )
+                check_memory(g, "a gradient")
+                if not can_walk_together(g, p) or not is_plain(g):
+                    g = torch.empty_like(p, memory_format=torch.preserve_format).copy_(g)
+                    copies.append(g)
+            addresses.append(g.data_ptr() or 16)  # an empty tensor has no address, but it is there
+        return addresses
+
+
+class FusedBackend(Backend, Protocol):
+    """The kernels of one kind of device, with their tables."""
+
+    @property
+    def name(self) -> Literal["c", "triton"]:
+        """What the optimizer's `backend` says."""
+
+    def set_gradients(self, addresses: list[int]) -> None:
+        """Replace the table of gradients."""
+
+    def set_options(self, options: list[list[float]]) -> None:
+        """Replace the table of options, one list per group."""
 
     def set_lr(self, group: int, lr: Tensor) -> None:
-        """The lr of a group from a tensor on the device."""
+        """Read the lr of a group from a tensor on the device."""
 
-    def run(self, norm: Tensor, grad_scale: Tensor | None, found_inf: Tensor | None) -> None:
-        """The step; |g| goes into `norm`."""
+    def begin(self, norm: Tensor, grad_scale: Tensor | None, found_inf: Tensor | None) -> None:
+        """Take what is new at each step; |g| goes into `norm`."""
 
-    def capturing(self) -> bool:
-        """Whether what runs now becomes part of a CUDA graph."""
+    def step_alone(self) -> None:
+        """Take the step of a rank without others."""
 
-    def own_tables(self) -> Any:
-        """A context in which gradients and options go into tables that belong to the graph alone."""
+    def is_capturing(self) -> bool:
+        """Return True if what runs now becomes part of a CUDA graph."""
 
-
-def obstacle(params: list[Tensor]) -> str | None:
-    """Why these parameters cannot take the fused step; None where they can."""
-    devices = {local_tensor(p).device for p in params}
-    if not devices:
-        return "there are no parameters"
-    if len(devices) > 1:
-        return f"the parameters lie on several devices: {', '.join(sorted(map(str, devices)))}"
-    (device,) = devices
-    if device.type == "cpu":
-        missing, kinds = native.missing(), native.KINDS
-    elif device.type == "cuda":
-        missing, kinds = no_triton(device), ("float32", "bfloat16", "float16")
-    else:
-        return f"there is no fused kernel for {device.type} devices"
-    if missing is not None:
-        return missing
-    for p in map(local_tensor, params):
-        if type(p) not in (Tensor, Parameter):
-            return f"a parameter is a {type(p).__name__}, not a plain tensor"
-        if kind_of(p) not in kinds:
-            return f"a parameter is {p.dtype}; on {device.type} the kernel takes {', '.join(kinds)}"
-        if not is_plain(p):
-            return f"a parameter of shape {tuple(p.shape)} is lazily conjugated or negated, or not aligned"
-        if not dense(p):
-            return f"a parameter of shape {tuple(p.shape)} and strides {p.stride()} has gaps in memory"
-    return None
+    def tables_of_graph(self) -> AbstractContextManager[None]:
+        """Return a context in which gradients and options go into tables that belong to the graph alone."""
 
 
-def no_triton(device: torch.device | None = None) -> str | None:
-    """Why there are no kernels for CUDA (or for this GPU); None where there are."""
-    try:
-        import triton  # noqa: F401
-    except ImportError:
-        return "triton is not installed"
-    if device is not None and torch.cuda.get_device_capability(device) < (7, 0):
-        return "triton needs a GPU of compute capability 7.0 or more"
-    return None
+class TableInputs(NamedTuple):
+    """What the tables are made of."""
+
+    groups: list[GroupOptions]
+    state: dict[Tensor, dict[str, Tensor]]
+    state_keys: tuple[str, ...]
+    shared_options: tuple[str, ...]
+    rule: Rule
+    segments: list[list[Tensor]]  # the parameters of each segment
+    alignments: list[Tensor]  # s of each segment; with an exchange, those the ranks have agreed on
+    shards: ShardGroup | None
+    possible_exchange: Exchange | None
+    exchange: Exchange | None  # the same where the step needs it
 
 
-def kind_of(p: Tensor) -> str:
-    return str(_REAL.get(p.dtype, p.dtype)).removeprefix("torch.")
-
-
-def dense(p: Tensor) -> bool:
-    """Whether the elements fill one stretch of memory, in whatever order."""
-    if p.is_contiguous():
-        return True
-    expected = 1
-    for stride, size in sorted(zip(p.stride(), p.shape, strict=True)):
-        if size > 1:
-            if stride != expected:
-                return False
-            expected *= size
-    return True
-
-
-class Fused:
+class FusedTables:
     """The tables of one optimizer, as long as its parameters and state stay where and as they are."""
 
-    def __init__(self, optimizer: TorqueOptimizer) -> None:
-        self.rule: Rule = optimizer.rule
-        self.shared = _shared(optimizer)
-        self.everything = [p for group in optimizer.param_groups for p in group["params"]]
-        self.sizes = [len(group["params"]) for group in optimizer.param_groups]
-        keys = optimizer.state_keys(optimizer.param_groups[0])
+    def __init__(self, inputs: TableInputs) -> None:
+        groups, state, keys, rule = inputs.groups, inputs.state, inputs.state_keys, inputs.rule
+        self.rule, self.exchange = rule, inputs.exchange
+        self._shards, self._possible_exchange = inputs.shards, inputs.possible_exchange
+        self._shared_options = itemgetter(*inputs.shared_options)
+        self._shared_values = [*map(self._shared_options, groups)]
+        self._every_param = [p for group in groups for p in group["params"]]
+        self._group_sizes = [len(group["params"]) for group in groups]
         # What has no gradient takes no part, whatever became of it: its memory may have been freed.
         self.params = [
             p
-            for p in self.everything
-            if optimizer.has_state(p) and (p.grad is not None or _can_join(p, optimizer.state[p], keys))
+            for p in self._every_param
+            if rule.momentum_key in state.get(p, ()) and (p.grad is not None or _can_join(p, state[p], keys))
         ]
         members = set(self.params)
-        self.waiting = [p for p in self.everything if p not in members]
+        self._waiting = [p for p in self._every_param if p not in members]
         for p in self.params:
-            _lay_out(p, optimizer.state[p], keys)
-        self.exchange = optimizer.exchange_at_hand()
-        self.shards, self.plan = optimizer.shards, optimizer._exchange
-        self._order(optimizer)
+            _match_layout(p, state[p], keys)
+        share_of = self._number_shares(inputs, members)
+        self.params.sort(key=share_of.__getitem__)
+        self.share_of_row = [share_of[p] for p in self.params]
+        # Only our own keys: users and wrappers keep entries there, too.
+        self._own_state = itemgetter(*keys, "alignment")
+        self._entries = [*state.values()]
+        self._states = [state[p] for p in self.params]
+        self._state_tensors = [*chain.from_iterable(map(self._own_state, self._states))]
+        # A step works on this rank's shards.
+        self.has_dtensors = any(map(is_dtensor, self.params))
+        shards = [*map(local_tensor, self.params)]
+        # Each tensor once: the parameters of a segment share an alignment.
+        unique = {id(x): x for x in (*self.params, *self._state_tensors, *self.alignments)}
+        self._tensors = tuple(unique.values())
+        for x in map(local_tensor, self._tensors):
+            check_memory(x, "a parameter or its state")
+        self._fingerprint = Fingerprint([*map(local_tensor, self._tensors)])
+        self._options: list[tuple[object, ...]] = []
+        self.backend = _make_backend(
+            self._row_table(groups, shards), self._segment_table(), rule, self.exchange is not None, shards
+        )
+        self._gradients = GradientTable(shards, self._upload_gradients)
+
+    # ------------------------------------------------------------------ making the tables
+
+    def _number_shares(self, inputs: TableInputs, members: set[Tensor]) -> dict[Tensor, int]:
+        """Return the share of each parameter; note the segment of each share, and s of each segment.
+
+        Rows are ordered by share, and shares by segment. Without an exchange there is one share per segment,
+        and only segments with state take part. With one, every rank settles every segment.
+        """
+        if inputs.exchange is not None:
+            self.segment_of_share = [k for k, _ in inputs.exchange.shares]
+            self.alignments = inputs.alignments
+            share_of = inputs.exchange.share_of
+        else:
+            segments = [[p for p in segment if p in members] for segment in inputs.segments]
+            segments = [segment for segment in segments if segment]
+            self.segment_of_share = list(range(len(segments)))
+            self.alignments = [inputs.state[segment[0]]["alignment"] for segment in segments]
+            share_of = {p: i for i, segment in enumerate(segments) for p in segment}
         for s in self.alignments:
             if s.numel() != 1:
                 raise RuntimeError(f"an alignment must be one number, got a tensor of shape {tuple(s.shape)}")
-        # Only our own keys: users and wrappers keep entries there, too.
-        self.own = itemgetter(*keys, "alignment")
-        self.entries = [*optimizer.state.values()]
-        self.states = [optimizer.state[p] for p in self.params]
-        self.state_tensors = [*chain.from_iterable(map(self.own, self.states))]
-        # A step works on this rank's pieces.
-        self.sharded = any(map(is_dtensor, self.params))
-        self.pieces = [*map(local_tensor, self.params)]
-        # Each tensor once: the parameters of a segment share an alignment.
-        unique = {id(x): x for x in (*self.params, *self.state_tensors, *self.alignments)}
-        self.tensors = tuple(unique.values())
-        for x in self._watched():
-            check_memory(x, "a parameter or its state")
-        self.watch = Watch(self._watched())
-        self.gradients: Watch | None = None  # as the tables have them
-        self.copied = False  # some gradients had to be laid out anew
-        self.options: list[tuple[Any, ...]] = []
-        backend = _backend(self.pieces[0].device)
-        self.backend: Backend = backend(self._rows(optimizer), self._segments(), self.rule, self.exchange)
+        return share_of
 
-    def _order(self, optimizer: TorqueOptimizer) -> None:
-        """Which share each row belongs to, of which segment each share is, and each segment's s.
-
-        A share is a run of rows, and a segment a run of shares.
-
-        Without an exchange these are the segments of which there is state here, with one share each. With one
-        they are all of its shares: every rank settles every segment.
-        """
-        if self.exchange is not None:
-            share_of, self.segment = self.exchange.share_of, [k for k, _ in self.exchange.shares]
-            self.alignments = optimizer.alignments()
-        else:
-            members = set(self.params)
-            known = [[p for p in segment if p in members] for segment in optimizer.segments()]
-            known = [members for members in known if members]
-            share_of = {p: i for i, members in enumerate(known) for p in members}
-            self.segment = list(range(len(known)))
-            self.alignments = [optimizer.state[members[0]]["alignment"] for members in known]
-        self.params.sort(key=share_of.__getitem__)
-        self.share = [share_of[p] for p in self.params]
-
-    def _rows(self, optimizer: TorqueOptimizer) -> Tensor:
-        group_of = {p: i for i, group in enumerate(optimizer.param_groups) for p in group["params"]}
-        states = [optimizer.state[p] for p in self.params]
+    def _row_table(self, groups: list[GroupOptions], shards: list[Tensor]) -> Tensor:
+        group_of = {p: i for i, group in enumerate(groups) for p in group["params"]}
+        adaptive, momentum_key = self.rule.adaptive, self.rule.momentum_key
         columns: dict[Row, list[int]] = {
-            Row.THETA: [p.data_ptr() for p in self.pieces],
-            Row.MOMENTUM: [local_tensor(s[self.rule.momentum]).data_ptr() for s in states],
-            Row.SECOND: [
-                local_tensor(s["exp_avg_sq"]).data_ptr() if self.rule.adaptive else 0 for s in states
-            ],
-            Row.STEP: [s["step"].data_ptr() if self.rule.adaptive else 0 for s in states],
-            Row.NUMEL: [p.numel() * (2 if p.is_complex() else 1) for p in self.pieces],
-            Row.SHARE: self.share,
-            Row.SEGMENT: [self.segment[k] for k in self.share],
+            Row.THETA: [p.data_ptr() for p in shards],
+            Row.MOMENTUM: [local_tensor(s[momentum_key]).data_ptr() for s in self._states],
+            Row.SECOND: [local_tensor(s["exp_avg_sq"]).data_ptr() if adaptive else 0 for s in self._states],
+            Row.STEP: [s["step"].data_ptr() if adaptive else 0 for s in self._states],
+            Row.NUMEL: [*map(numel_as_real, shards)],
+            Row.SHARE: self.share_of_row,
+            Row.SEGMENT: [self.segment_of_share[k] for k in self.share_of_row],
             Row.GROUP: [group_of[p] for p in self.params],
-            Row.KIND: [KINDS.index(kind_of(p)) for p in self.pieces],
+            Row.KIND: [KINDS.index(dtype_name(p)) for p in shards],
         }
         return torch.tensor([columns[key] for key in Row], dtype=torch.int64)
 
-    def _segments(self) -> Tensor:
-        """Each segment is a run of shares."""
+    def _segment_table(self) -> Tensor:
         table = [[0] * len(self.alignments) for _ in Segment]
-        for i in reversed(range(len(self.segment))):
-            table[Segment.FIRST][self.segment[i]] = i
-            table[Segment.COUNT][self.segment[i]] += 1
+        for i in reversed(range(len(self.segment_of_share))):
+            table[Segment.FIRST][self.segment_of_share[i]] = i
+            table[Segment.COUNT][self.segment_of_share[i]] += 1
         table[Segment.ALIGNMENT] = [s.data_ptr() for s in self.alignments]
         table[Segment.WIDE] = [int(s.dtype == torch.float64) for s in self.alignments]
         return torch.tensor(table, dtype=torch.int64)
 
-    def fits(self, optimizer: TorqueOptimizer) -> bool:
-        """Return True if parameters, state and rule are still those the tables were made of."""
-        return (
-            self._same_parameters(optimizer)
-            and self._same_state(optimizer)
-            and self.watch.holds(self._watched())
-            and all(p.grad is None for p in self.waiting)
-            and _shared(optimizer) == self.shared
-            and optimizer.shards is self.shards
-            and (self.plan is None or self._exchanges_as_before(optimizer))
-        )
+    # ------------------------------------------------------------------ using the tables
 
-    def _same_parameters(self, optimizer: TorqueOptimizer) -> bool:
-        groups = [group["params"] for group in optimizer.param_groups]
-        return [*map(len, groups)] == self.sizes and all(map(is_, chain(*groups), self.everything))
-
-    def _same_state(self, optimizer: TorqueOptimizer) -> bool:
-        """Return True if the state consists of the same tensors as before."""
-        entries = optimizer.state.values()
-        if len(entries) != len(self.entries) or not all(map(is_, entries, self.entries)):
-            # Looking each parameter up is slow; it is only needed where somebody's entries came or went.
-            if not all(map(is_, map(optimizer.state.get, self.params), self.states)):
+    def fits(
+        self,
+        groups: list[GroupOptions],
+        state: dict[Tensor, dict[str, Tensor]],
+        shards: ShardGroup | None,
+        exchange: Exchange | None,
+        found_inf: Tensor | None,
+    ) -> bool:
+        """Return True if parameters, state and shared options are still those the tables were made of."""
+        params = [group["params"] for group in groups]
+        if [*map(len, params)] != self._group_sizes or not all(map(is_, chain(*params), self._every_param)):
+            return False
+        entries = state.values()
+        if len(entries) != len(self._entries) or not all(map(is_, entries, self._entries)):
+            # Looking each parameter up is slow; it is only needed if somebody's entries came or went.
+            if not all(map(is_, map(state.get, self.params), self._states)):
                 return False
-            self.entries = [*entries]
+            self._entries = [*entries]
         try:
-            return all(map(is_, chain.from_iterable(map(self.own, self.states)), self.state_tensors))
+            own_state = chain.from_iterable(map(self._own_state, self._states))
+            if not all(map(is_, own_state, self._state_tensors)):
+                return False
         except KeyError:
             return False
-
-    def _watched(self) -> tuple[Tensor, ...]:
-        """Return the tensors whose addresses the kernels have, gradients aside."""
-        return tuple(map(local_tensor, self.tensors)) if self.sharded else self.tensors
-
-    def _exchanges_as_before(self, optimizer: TorqueOptimizer) -> bool:
-        plan, inf = optimizer._exchange, getattr(optimizer, "found_inf", None)
-        if plan is None or plan is not self.plan:
+        if shards is not self._shards or [*map(self._shared_options, groups)] != self._shared_values:
             return False
-        return plan.is_needed(self.rule.max_grad_norm, inf) == (self.exchange is not None)
+        if self._possible_exchange is not None:
+            if exchange is not self._possible_exchange:
+                return False
+            is_needed = exchange.is_needed(self.rule.max_grad_norm, found_inf)
+            if is_needed != (self.exchange is not None):
+                return False
+        tensors = tuple(map(local_tensor, self._tensors)) if self.has_dtensors else self._tensors
+        return self._fingerprint.matches(tensors) and all(p.grad is None for p in self._waiting)
 
-    def step(self, optimizer: TorqueOptimizer, norm: Tensor) -> bool:
-        """One step; |g| goes into `norm`. False, and nothing done, where the tables do not fit."""
-        grads = [p.grad for p in self.params]
-        if self.sharded:
+    def step(
+        self,
+        groups: list[GroupOptions],
+        norm: Tensor,
+        grad_scale: Tensor | None,
+        found_inf: Tensor | None,
+        captured: list[object],
+    ) -> bool:
+        """Take one step; |g| goes into `norm`. Return False, and change nothing, if a gradient does not fit.
+
+        What a CUDA graph that captures the step will read is added to `captured`.
+        """
+        grads: list[Any] = [*map(_grad_of, self.params)]
+        if self.has_dtensors:
             grads = [
                 g if g is None or g.layout is not torch.strided else local_gradient(p, g)
                 for p, g in zip(self.params, grads, strict=True)
             ]
-        present = grads
         try:
-            addresses = [*map(_address, grads)]
+            addresses = [*map(Tensor.data_ptr, grads)]
         except (TypeError, RuntimeError):  # some have none, or are sparse
             if any(g is not None and g.layout is not torch.strided for g in grads):
                 return False
@@ -264,101 +362,57 @@ class Fused:
             present = [g for g in grads if g is not None]
             if any(g.numel() and not g.data_ptr() and type(g) is not Tensor for g in present):
                 return False  # a subclass that has no memory of its own
-        scale, inf = (_scalar(getattr(optimizer, name, None), norm) for name in ("grad_scale", "found_inf"))
-        copies: list[Tensor] = []
-        if self.backend.capturing():
-            with self.backend.own_tables():
-                self._set_gradients(self._usable(grads, copies))
-                self._set_options(optimizer)
-                self._set_device_rates(optimizer)
-                self.backend.run(norm, scale, inf)
-            # A graph's replay reads all of this.
-            optimizer._captured.append((self, copies))
+        copies: list[Tensor] = []  # of gradients; alive until the kernels have been started
+        if self.backend.is_capturing():
+            with self.backend.tables_of_graph():
+                table = GradientTable(self._gradients.params, self._upload_gradients)
+                table.update(grads, addresses, copies)
+                eager_options, self._options = self._options, []
+                try:
+                    self._run(groups, norm, grad_scale, found_inf)
+                finally:
+                    self._options = eager_options
+            captured.append((self, copies))
         else:
-            self._follow_gradients(grads, present, addresses, copies)
-            options = [*map(_own_options, optimizer.param_groups)]
-            if options != self.options:
-                self.options = []
-                self._set_options(optimizer)
-                self.options = options
-            self._set_device_rates(optimizer)
-            self.backend.run(norm, scale, inf)
+            self._gradients.update(grads, addresses, copies)
+            self._run(groups, norm, grad_scale, found_inf)
         moved = [p for p, g in zip(self.params, grads, strict=True) if g is not None]
         torch.autograd.graph.increment_version(moved)  # as an operation of torch would
         return True
 
-    def _set_options(self, optimizer: TorqueOptimizer) -> None:
-        self.backend.new_options([_options(group, self.rule) for group in optimizer.param_groups])
-
-    def _set_device_rates(self, optimizer: TorqueOptimizer) -> None:
-        """An lr that is a tensor on the device is read at each step, and stays there."""
-        for i, group in enumerate(optimizer.param_groups):
-            if _on_device(group["lr"]):
-                self.backend.set_lr(i, group["lr"])
-
-    def _follow_gradients(
-        self, grads: list[Tensor | None], present: list[Tensor], addresses: list[int], copies: list[Tensor]
+    def _run(
+        self, groups: list[GroupOptions], norm: Tensor, grad_scale: Tensor | None, found_inf: Tensor | None
     ) -> None:
-        """Bring the table of gradients up to date; copy those that are laid out unlike their parameters."""
-        seen = self.gradients
-        same = seen is not None and not self.copied and seen.same_layouts(present)
-        if seen is not None and same and addresses == seen.addresses:
-            return
-        # Noted when all is done: a step that is interrupted here leaves nothing that a later one trusts.
-        self.gradients = None
-        moved = seen is not None and same and min(addresses) > 0 and not any(a % 16 for a in addresses)
-        if seen is not None and moved and seen.within_storage(present):
-            self._set_gradients(addresses)  # they lie elsewhere, and are as they were
-            seen.addresses = addresses
-            self.gradients = seen
-            return
-        self._set_gradients(self._usable(grads, copies))
-        self.copied = bool(copies)
-        self.gradients = Watch(present, addresses)
+        """Run the kernels, with the options as they are now."""
+        options = [*map(_own_options, groups)]
+        if options != self._options:
+            self._options = []
+            self.backend.set_options([_option_row(own, self.rule) for own in options])
+            self._options = options
+        for i, own in enumerate(options):
+            if own[0] is None:  # an lr on the device is read at each step, and stays there
+                self.backend.set_lr(i, groups[i]["lr"])
+        if grad_scale is not None:
+            grad_scale = torch.as_tensor(grad_scale, dtype=torch.float32, device=norm.device)
+        if found_inf is not None:  # a number if GradScaler has seen no gradient
+            found_inf = torch.as_tensor(found_inf, dtype=torch.float32, device=norm.device)
+        self.backend.begin(norm, grad_scale, found_inf)
+        if self.exchange is None:
+            self.backend.step_alone()
+        else:
+            run_step(self.backend, self.exchange, found_inf)
 
-    def _usable(self, grads: list[Tensor | None], copies: list[Tensor]) -> list[int]:
-        """Return the gradients' addresses, 0 where there is none, of copies where a kernel needs them."""
-        addresses = []
-        for p, g in zip(self.pieces, grads, strict=True):
-            if g is None:
-                addresses.append(0)
-                continue
-            if g.shape != p.shape:
-                raise RuntimeError(
-                    f"a parameter of shape {tuple(p.shape)} has a gradient of shape {tuple(g.shape)}: "
-                    "set its grad to None, or compute it again"
-                )
-            check_memory(g, "a gradient")
-            if (g.dtype, g.device) != (p.dtype, p.device) or not alike(g, p) or not is_plain(g):
-                g = torch.empty_like(p, memory_format=torch.preserve_format).copy_(g)
-                copies.append(g)
-            addresses.append(g.data_ptr() or 16)  # an empty tensor has no address, but it is there
-        return addresses
-
-    def _set_gradients(self, addresses: list[int]) -> None:
-        present = [0] * len(self.segment)
-        for address, share in zip(addresses, self.share, strict=True):
+    def _upload_gradients(self, addresses: list[int]) -> None:
+        """Write the addresses, and behind them for each share whether any of its rows has a gradient."""
+        present = [0] * len(self.segment_of_share)
+        for address, share in zip(addresses, self.share_of_row, strict=True):
             if address:
                 present[share] = 1
-        self.backend.new_gradients(addresses + present)
+        self.backend.set_gradients(addresses + present)
 
 
-def alike(x: Tensor, p: Tensor) -> bool:
-    """Whether two tensors are laid out alike; a dimension of size 1 may have any stride."""
-    if x.shape != p.shape:
-        return False
-    return x.stride() == p.stride() or all(
-        a == b or n <= 1 for a, b, n in zip(x.stride(), p.stride(), p.shape, strict=True)
-    )
-
-
-def _scalar(x: Any, norm: Tensor) -> Tensor | None:
-    """GradScaler's; a number where it has seen no gradient."""
-    return None if x is None else torch.as_tensor(x, dtype=torch.float32, device=norm.device)
-
-
-def _lay_out(p: Tensor, state: dict[str, Tensor], keys: tuple[str, ...]) -> None:
-    """Lay a parameter's state out as the parameter is: a kernel walks through them side by side.
+def _match_layout(p: Tensor, state: dict[str, Tensor], keys: tuple[str, ...]) -> None:
+    """Give a parameter's state the layout of the parameter: a kernel walks through them side by side.
 
     They differ after a load of a checkpoint made with other strides, and after the parameter was moved.
     """
@@ -374,55 +428,45 @@ def _lay_out(p: Tensor, state: dict[str, Tensor], keys: tuple[str, ...]) -> None
                 f"a parameter of shape {tuple(p.shape)} has a {key} of shape {tuple(x.shape)}: parameters "
                 "that change their shape need a new optimizer"
             )
-        own = local_tensor(x)
-        if x.dtype != p.dtype or x.device != p.device or not alike(own, local_tensor(p)) or not is_plain(own):
+        shard = local_tensor(x)
+        if x.device != p.device or not can_walk_together(shard, local_tensor(p)) or not is_plain(shard):
             state[key] = torch.empty_like(p, memory_format=torch.preserve_format).copy_(x)
 
 
 def _can_join(p: Tensor, state: dict[str, Tensor], keys: tuple[str, ...]) -> bool:
     """Return True if the kernels can take a parameter that has state and no gradient now."""
     tensors = [local_tensor(p), *(local_tensor(state[key]) for key in keys)]
-    shapes = all(state[key].shape == p.shape for key in keys if key != "step")
-    return shapes and obstacle([p]) is None and all(map(is_within_storage, tensors))
+    have_shape = all(state[key].shape == p.shape for key in keys if key != "step")
+    return have_shape and why_not_fused([p]) is None and all(map(is_within_storage, tensors))
 
 
-def _backend(device: torch.device) -> Callable[[Tensor, Tensor, Rule, Exchange | None], Backend]:
+def _make_backend(
+    rows: Tensor, segments: Tensor, rule: Rule, exchanges: bool, shards: list[Tensor]
+) -> FusedBackend:
+    device = shards[0].device
     if device.type == "cpu":
-        return native.Native
-    from tam.step.fused import cuda
+        return cpu.CpuBackend(rows, segments, rule, exchanges)
+    from tam.step.fused import cuda  # imports triton
 
-    return partial(cuda.Cuda, device=device)
-
-
-_address = Tensor.data_ptr
+    return cuda.CudaBackend(rows, segments, rule, exchanges, device)
 
 
-def _shared(optimizer: TorqueOptimizer) -> list[list[Any]]:
-    """The options every group must have alike, of each: where they differ, the making of tables tells."""
-    return [[group[name] for name in optimizer.shared_options] for group in optimizer.param_groups]
-
-
-def _on_device(lr: Any) -> bool:
-    return isinstance(lr, Tensor) and lr.device.type != "cpu"
-
-
-def _own_options(group: dict[str, Any]) -> tuple[Any, ...]:
-    """What `_options` makes a row of, as it is compared at each step."""
+def _own_options(group: GroupOptions) -> tuple[Any, ...]:
+    """Return a group's own options as they are compared at each step; lr is None if it is on the device."""
     lr = group["lr"]
     if isinstance(lr, Tensor):
-        lr = None if _on_device(lr) else float(lr)
-    beta = tuple(group["betas"]) if "betas" in group else group["momentum"]
-    return lr, beta, group.get("eps"), group["floor"], group["weight_decay"], group["maximize"]
+        lr = float(lr) if lr.device.type == "cpu" else None
+    betas = tuple(group["betas"]) if "betas" in group else (group["momentum"], 0.0)
+    return lr, betas, group.get("eps", 0.0), group["floor"], group["weight_decay"], group["maximize"]
 
 
-def _options(group: dict[str, Any], rule: Rule) -> list[float]:
-    lr, beta, eps, floor, decay, maximize = _own_options(group)
-    beta1, beta2 = beta if rule.adaptive else (beta, 0.0)
-    found = {
+def _option_row(own: tuple[Any, ...], rule: Rule) -> list[float]:
+    lr, (beta1, beta2), eps, floor, decay, maximize = own
+    values = {
         Option.LR: lr or 0.0,
         Option.BETA1: beta1,
         Option.BETA2: beta2,
-        Option.EPS: eps or 0.0,
+        Option.EPS: eps,
         Option.FLOOR: floor,
         Option.DECAY: decay,
         Option.SIGN: -1.0 if maximize else 1.0,
@@ -430,4 +474,4 @@ def _options(group: dict[str, Any], rule: Rule) -> list[float]:
         Option.MAX_NORM: 0.0 if rule.max_grad_norm is None else rule.max_grad_norm,
         Option.GAIN: rule.gain,
     }
-    return [found[key] for key in Option]
+    return [values[key] for key in Option]

@@ -1,0 +1,128 @@
+"""Which tensors the fused kernels can read, and which kernels this installation has."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import Parameter
+
+from tam.sharding import local_tensor
+from tam.step.fused import cpu
+
+_CUDA_DTYPES = ("float32", "bfloat16", "float16")
+_REAL = {torch.complex64: torch.float32, torch.complex128: torch.float64}
+
+
+def available_kernels() -> dict[str, str]:
+    """Return the fused kernel for each kind of device, or why there is none.
+
+    Example:
+        >>> import tam
+        >>> sorted(tam.available_kernels())
+        ['cpu', 'cuda']
+    """
+    on_cpu = cpu.why_missing() or f"C, {cpu.INSTRUCTION_SETS[cpu.instruction_set()]}"
+    on_cuda = "triton" if torch.cuda.is_available() else "triton, but no CUDA device"
+    return {"cpu": on_cpu, "cuda": missing_kernel(torch.device("cuda")) or on_cuda}
+
+
+def missing_kernel(device: torch.device) -> str | None:
+    """Return why there is no fused kernel for the device; None if there is one."""
+    if device.type == "cpu":
+        return cpu.why_missing()
+    if device.type != "cuda":
+        return f"there is no fused kernel for {device.type} devices"
+    try:
+        import triton  # noqa: F401
+    except ImportError:
+        return "triton is not installed"
+    if device.index is not None and torch.cuda.get_device_capability(device) < (7, 0):
+        return "triton needs a GPU of compute capability 7.0 or more"
+    return None
+
+
+def why_not_fused(params: Sequence[Tensor]) -> str | None:
+    """Return why these parameters cannot take the fused step; None if they can."""
+    if not params:
+        return "there are no parameters"
+    device = local_tensor(params[0]).device
+    missing = missing_kernel(device)  # first: it is the same at every step
+    if missing is not None:
+        return missing
+    supported = cpu.DTYPES if device.type == "cpu" else _CUDA_DTYPES
+    for p in map(local_tensor, params):
+        if p.device != device:
+            devices = sorted({str(local_tensor(q).device) for q in params})
+            return f"the parameters are on several devices: {', '.join(devices)}"
+        if type(p) not in (Tensor, Parameter):
+            return f"a parameter is a {type(p).__name__}, not a plain tensor"
+        if dtype_name(p) not in supported:
+            return f"a parameter is {p.dtype}; on {device.type} the kernel takes {', '.join(supported)}"
+        if not is_plain(p):
+            return f"a parameter of shape {tuple(p.shape)} is lazily conjugated or negated, or not aligned"
+        if not is_dense(p):
+            return f"a parameter of shape {tuple(p.shape)} and strides {p.stride()} has gaps in memory"
+    return None
+
+
+def dtype_name(p: Tensor) -> str:
+    """Return the dtype a kernel computes with: complex numbers are pairs of reals."""
+    return str(_REAL.get(p.dtype, p.dtype)).removeprefix("torch.")
+
+
+def numel_as_real(p: Tensor) -> int:
+    """Return the number of elements, where a complex number counts as two."""
+    return p.numel() * (2 if p.is_complex() else 1)
+
+
+def is_dense(p: Tensor) -> bool:
+    """Return True if the elements fill one stretch of memory, in any order."""
+    if p.is_contiguous():
+        return True
+    expected = 1
+    for stride, size in sorted(zip(p.stride(), p.shape, strict=True)):
+        if size > 1:
+            if stride != expected:
+                return False
+            expected *= size
+    return True
+
+
+def same_layout(x: Tensor, p: Tensor) -> bool:
+    """Return True if two tensors have the same layout; a dimension of size 1 may have any stride."""
+    if x.shape != p.shape:
+        return False
+    return x.stride() == p.stride() or all(
+        a == b or n <= 1 for a, b, n in zip(x.stride(), p.stride(), p.shape, strict=True)
+    )
+
+
+def can_walk_together(x: Tensor, p: Tensor) -> bool:
+    """Return True if a kernel can walk through both tensors element by element."""
+    return x.dtype == p.dtype and x.device == p.device and same_layout(x, p)
+
+
+def is_plain(x: Tensor) -> bool:
+    """Return True if a kernel can read the tensor's memory as it is: aligned, nothing lazy."""
+    size = x.element_size() // 2 if x.is_complex() else x.element_size()
+    return x.data_ptr() % size == 0 and not x.is_conj() and not x.is_neg()
+
+
+def extent_of(x: Tensor) -> int:
+    """Return how many elements of its storage a tensor reaches over."""
+    steps = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
+    return 1 + steps if x.numel() else 0
+
+
+def is_within_storage(x: Tensor, extent: int | None = None) -> bool:
+    """Return True if the tensor lies within its storage, which somebody may have resized."""
+    reach = extent_of(x) if extent is None else extent
+    return x.untyped_storage().nbytes() >= (x.storage_offset() + reach) * x.element_size()
+
+
+def check_memory(x: Tensor, what: str) -> None:
+    """Raise if the tensor does not lie within its storage."""
+    if x.numel() and not is_within_storage(x):
+        raise RuntimeError(f"{what} of shape {tuple(x.shape)} does not fit into its storage: was it resized?")
