@@ -195,6 +195,7 @@ BAD: list[tuple[Any, str]] = [
         lambda p, s: functional.tam({"b": p[0]}, {"a": p[0]}, functional.init_tam({"b": p[0]})),
         "'b' has no grad",
     ),
+    (lambda p, s: functional.tam(p, dict(zip("ab", p, strict=True)), s), "parameter 0 has no gradient"),
     (lambda p, s: functional.init_tam(p[0]), "expected a dict, list or tuple"),
     (lambda p, s: functional.init_tam([]), "with something in it"),
     (lambda p, s: functional.adatamw(p, p, functional.init_adatam(p), amsgrad=True), "amsgrad"),

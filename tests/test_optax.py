@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import importlib
 import inspect
 import runpy
@@ -826,8 +825,3 @@ def test_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "optax", None)
     with pytest.raises(ImportError, match=r"tam.optax needs .*pip install 'torque-aware-momentum\[jax\]'"):
         runpy.run_path(str(tam.optax.__file__))
-
-
-def test_the_examples_of_the_docstrings() -> None:
-    result = doctest.testmod(tam.optax)
-    assert result.attempted > 5 and result.failed == 0

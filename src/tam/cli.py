@@ -1,6 +1,5 @@
 """The command line, `tam`. It needs the extra "demo" or "lab"; this module itself can be imported without."""
 
-import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -22,8 +21,10 @@ _EXTRA = {
 
 
 def build() -> "typer.Typer":
-    """The commands. What a command needs is imported when it runs."""
+    """Return the program with all its commands."""
     import typer
+
+    from tam.lab import commands
 
     app = typer.Typer(name="tam", no_args_is_help=True, add_completion=False, rich_markup_mode="markdown")
 
@@ -60,32 +61,18 @@ def build() -> "typer.Typer":
 
         Example: tam demo --seeds 3 --epochs 10 --out /tmp/demo.html
         """
-        check_writable(out)
+        commands.check_writable(out)
         from tam.lab import demo as lab
 
         lab.run(seeds, epochs, out)
         print(out)
 
-    from tam.lab.commands import app as lab_app
-
-    app.add_typer(lab_app, name="lab")
+    app.add_typer(commands.app, name="lab")
     return app
 
 
-def check_writable(path: Path) -> None:
-    """Ends the program with a message where the file cannot be written."""
-    file = Path(os.path.realpath(path))  # a link itself must not be removed below
-    existed = file.exists()
-    try:
-        file.open("a").close()  # permissions alone do not tell: the folder may be missing or read-only
-    except OSError as error:
-        sys.exit(f"tam: cannot write {path}: {error.strerror}")
-    if not existed:
-        file.unlink()
-
-
 def main() -> None:
-    """The entry point."""
+    """Run the program; this is its entry point."""
     try:
         build()()
     except ModuleNotFoundError as missing:

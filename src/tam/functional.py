@@ -1,309 +1,449 @@
-"""Pure steps: parameters, gradients and state in, new ones out; nothing is changed.
+r"""Pure optimizer steps: each returns new parameters and a new state, and changes nothing in place.
 
-    state = functional.init_tam(params)
-    params, state = functional.tam(params, grads, state, lr=0.2)
+`params` and `grads` are dicts, lists or tuples of tensors; the results have the form of `params`. Every
+function works under `torch.func.vmap` and autograd. `lr`, `momentum`, `weight_decay`, `gain` and, for
+`tam`, `smoothing` and `floor` can be tensors. Under vmap, each member of a population can have other values.
 
-`params` and `grads` are dicts, lists or tuples of tensors; the result has the same form. Everything
-works under `torch.func.vmap`, where lr, momentum, weight_decay, gain and, for `tam`, smoothing and floor may
-be tensors, one entry for each member of a population, and autograd goes through:
+The functions share their code with the optimizers, which call it with `differentiable=True`.
 
-    state = vmap(functional.init_tam)(stacked)  # stacked: {name: tensor of shape [members, ...]}
-    step = lambda p, g, s, lr: functional.tam(p, g, s, lr=lr)
-    stacked, state = vmap(step)(stacked, grads, state, torch.tensor([0.02, 0.2]))
-
-The rule is the optimizers' own: they call the same code with `differentiable=True`.
+Example:
+    >>> import torch
+    >>> from torch.func import vmap
+    >>> from tam import functional
+    >>> members = {"w": torch.ones(2, 3)}  # two members, each with a parameter of shape [3]
+    >>> state = vmap(functional.init_tam)(members)
+    >>> def step(params, grads, state, lr):
+    ...     return functional.tam(params, grads, state, lr=lr)
+    >>> members, state = vmap(step)(members, members, state, torch.tensor([0.02, 0.2]))
+    >>> [round(x, 3) for x in members["w"][:, 0].tolist()]
+    [0.99, 0.9]
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor
 
-from tam.options import check_options, refuse_half
+from tam.options import Method, Scope, check_options, refuse_half
 from tam.step import angular, run_step
 from tam.step.eager import PURE, Bucket, full_like_param, make_buckets
 from tam.step.rule import EagerBackend, Rule
 
-Tensors = TypeVar("Tensors", bound=Mapping[str, Tensor] | Sequence[Tensor])
+Tensors = Mapping[str, Tensor] | Sequence[Tensor]  # a dict, list or tuple of tensors
+T = TypeVar("T", bound=Tensors)
 
 
 class TAMState(NamedTuple):
-    """State of `tam`. `alignment` is 0-dim, or one entry a tensor with scope "tensor"."""
+    """State of `tam`.
 
-    momentum_buffer: Any
+    Attributes:
+        momentum_buffer: m, in the form of the parameters
+        alignment: s, 0-dim, or one value per parameter with `scope="tensor"`
+    """
+
+    momentum_buffer: Tensors
     alignment: Tensor
 
 
 class AdaTAMState(NamedTuple):
-    """State of `adatam` and `adatamw`."""
+    """State of `adatam` and `adatamw`.
+
+    Attributes:
+        step: the number of steps done, 0-dim
+        exp_avg: m, in the form of the parameters
+        exp_avg_sq: v, in the form of the parameters
+        alignment: s, 0-dim, or one value per parameter with `scope="tensor"`
+    """
 
     step: Tensor
-    exp_avg: Any
-    exp_avg_sq: Any
+    exp_avg: Tensors
+    exp_avg_sq: Tensors
     alignment: Tensor
 
 
 class AngularGradState(NamedTuple):
-    """State of `angular_grad`. `coefficient` is empty without `vote`."""
+    """State of `angular_grad`.
+
+    Attributes:
+        step: the number of steps done, 0-dim
+        exp_avg: m, in the form of the parameters, as are all that follow
+        exp_avg_sq: v
+        previous_grad: the gradient of the last step
+        angle: the angle of the last step or, with `vote`, the angle kept by the vote
+        coefficient: the coefficient kept by the vote; empty without `vote`
+    """
 
     step: Tensor
-    exp_avg: Any
-    exp_avg_sq: Any
-    previous_grad: Any
-    angle: Any
-    coefficient: Any
+    exp_avg: Tensors
+    exp_avg_sq: Tensors
+    previous_grad: Tensors
+    angle: Tensors
+    coefficient: Tensors = ()
 
 
-def init_tam(params: Any, *, scope: str = "global") -> TAMState:
-    """The state before the first step."""
+def init_tam(params: Tensors, *, scope: Scope = "global") -> TAMState:
+    """Return the state of `tam` before the first step.
+
+    Args:
+        params: the parameters, a dict, list or tuple of tensors
+        scope: the scope that the steps will have
+
+    Example:
+        >>> init_tam([torch.ones(2)])
+        TAMState(momentum_buffer=[tensor([0., 0.])], alignment=tensor(0.))
+    """
     return TAMState(_full(params, 0.0), _alignment(params, scope))
 
 
-def init_adatam(params: Any, *, scope: str = "global") -> AdaTAMState:
-    """The state before the first step, for `adatam` and `adatamw`."""
+def init_adatam(params: Tensors, *, scope: Scope = "global") -> AdaTAMState:
+    """Return the state of `adatam` and `adatamw` before the first step.
+
+    Args:
+        params: the parameters, a dict, list or tuple of tensors; float16 is refused
+        scope: the scope that the steps will have
+
+    Example:
+        >>> init_adatam({"w": torch.ones(2), "b": torch.ones(1)}, scope="tensor").alignment
+        tensor([0., 0.])
+    """
     refuse_half("adatam", _list(params))
-    zero = _count(params)
-    return AdaTAMState(zero, _full(params, 0.0), _full(params, 0.0), _alignment(params, scope))
+    return AdaTAMState(_count(params), _full(params, 0.0), _full(params, 0.0), _alignment(params, scope))
 
 
-def init_angular_grad(params: Any, *, vote: bool = False) -> AngularGradState:
-    """The state before the first step."""
-    return AngularGradState(
-        step=_count(params),
-        exp_avg=_full(params, 0.0),
-        exp_avg_sq=_full(params, 0.0),
-        previous_grad=_full(params, 0.0),
-        angle=_full(params, 0.0 if vote else torch.pi / 2),
-        coefficient=_full(params, 0.0) if vote else (),
-    )
+def init_angular_grad(params: Tensors, *, vote: bool = False) -> AngularGradState:
+    """Return the state of `angular_grad` before the first step.
+
+    Args:
+        params: the parameters, a dict, list or tuple of tensors
+        vote: the `vote` that the steps will have
+
+    Example:
+        >>> init_angular_grad([torch.ones(1)]).angle
+        [tensor([1.5708])]
+    """
+    m, v, previous = (_full(params, 0.0) for _ in range(3))
+    angle = _full(params, 0.0 if vote else torch.pi / 2)
+    return AngularGradState(_count(params), m, v, previous, angle, _full(params, 0.0) if vote else ())
 
 
 def tam(
-    params: Tensors,
-    grads: Tensors,
-    state: TAMState,
-    *,
-    lr: float | Tensor = 0.2,
-    momentum: float | Tensor = 0.9,
-    smoothing: float | Tensor = 0.9,
-    floor: float | Tensor = 1e-8,
-    weight_decay: float | Tensor = 0.0,
-    scope: str = "global",
-    gain: float | Tensor = 1.0,
-    max_grad_norm: float | None = None,
+    params: T, grads: T, state: TAMState, *, lr: float | Tensor = 0.2, momentum: float | Tensor = 0.9,
+    smoothing: float | Tensor = 0.9, floor: float | Tensor = 1e-8, weight_decay: float | Tensor = 0.0,
+    scope: Scope = "global", gain: float | Tensor = 1.0, max_grad_norm: float | None = None,
     maximize: bool = False,
-) -> tuple[Tensors, TAMState]:
-    """One step of TAM."""
+) -> tuple[T, TAMState]:  # fmt: skip
+    r"""Return the parameters and the state after one step of TAM.
+
+    $$
+    \begin{aligned}
+    S_t &= \langle m_{t-1}, g_t \rangle / (|m_{t-1}| |g_t|) \\
+    s_t &= \gamma s_{t-1} + (1 - \gamma) S_t \qquad
+    d_t = (1 + \mathrm{clip}(\mathrm{gain}\, s_t, -1, 1)) / 2 \\
+    m_t &= \beta m_{t-1} + (\epsilon + d_t) (k g_t + \lambda \theta_{t-1}) \qquad
+    \theta_t = \theta_{t-1} - \eta m_t
+    \end{aligned}
+    $$
+
+    Args:
+        params: theta, a dict, list or tuple of tensors
+        grads: g, in the same form
+        state: the state, from `init_tam` or the last step
+        lr: eta
+        momentum: beta
+        smoothing: gamma, the decay rate of the smoothed cosine s; 1 keeps s at 0
+        floor: epsilon, the smallest weight of a new gradient
+        weight_decay: lambda, added to the gradient (coupled)
+        scope: "global" for one cosine over all parameters, "tensor" for one per parameter; "group" is
+            "global" here, because a pure step has one group
+        gain: how strongly d responds to s; 1 is the paper's rule, 0 keeps d at 1/2
+        max_grad_norm: clip the gradient to this norm over all parameters, with the factor k
+        maximize: ascend instead of descend
+
+    Returns:
+        The new parameters, in the form of `params`, and the new state.
+
+    Raises:
+        ValueError: if an option has a wrong value, or parameters, gradients and state do not match
+
+    Example:
+        >>> params, grads = {"w": torch.ones(2)}, {"w": torch.tensor([1.0, 0.0])}
+        >>> params, state = tam(params, grads, init_tam(params), lr=0.2)  # no momentum yet: d = 1/2
+        >>> params, state.alignment
+        ({'w': tensor([0.9000, 1.0000])}, tensor(0.))
+        >>> params, state = tam(params, grads, state, lr=0.2)  # along the momentum: S = 1
+        >>> params, state.alignment
+        ({'w': tensor([0.7000, 1.0000])}, tensor(0.1000))
+    """
     group = {
-        "lr": lr,
-        "momentum": momentum,
-        "floor": floor,
-        "weight_decay": weight_decay,
-        "maximize": maximize,
-    }
-    rule = Rule(
-        scope=_shared(scope),
-        smoothing=_checked("smoothing", smoothing),
-        gain=_checked("gain", gain),
-        max_grad_norm=max_grad_norm,
-        adaptive=False,
-        decoupled=False,
-        ema=False,
-        bias_correction=False,
-        momentum_key="momentum_buffer",
-    )
-    buckets = _buckets(params, grads, state, group, ["momentum_buffer"], scope)
-    run_step(EagerBackend(PURE, rule, buckets))
-    return (
-        _collect(params, buckets, None),
-        TAMState(_collect(params, buckets, "momentum_buffer"), _alignment_after(buckets, scope)),
-    )
+        "lr": lr, "momentum": momentum, "floor": floor, "weight_decay": weight_decay, "maximize": maximize,
+    }  # fmt: skip
+    options = scope, smoothing, gain, max_grad_norm
+    theta, (m,), s = _torque_step(params, grads, state, group, ["momentum_buffer"], *options)
+    return theta, TAMState(m, s)
 
 
 def adatam(
-    params: Tensors,
-    grads: Tensors,
-    state: AdaTAMState,
-    *,
-    lr: float | Tensor = 1e-4,
-    betas: tuple[float, float] = (0.9, 0.999),
-    smoothing: float = 0.9,
-    eps: float = 1e-8,
-    floor: float = 1e-8,
-    weight_decay: float | Tensor = 0.0,
-    scope: str = "global",
-    gain: float | Tensor = 1.0,
-    ema: bool = False,
-    bias_correction: bool = False,
-    max_grad_norm: float | None = None,
-    maximize: bool = False,
-    decoupled: bool = False,
-) -> tuple[Tensors, AdaTAMState]:
-    """One step of AdaTAM; `decoupled=True` makes it AdaTAMW's."""
+    params: T, grads: T, state: AdaTAMState, *, lr: float | Tensor = 1e-4,
+    betas: tuple[float, float] = (0.9, 0.999), smoothing: float = 0.9, eps: float = 1e-8,
+    floor: float = 1e-8, weight_decay: float | Tensor = 0.0, scope: Scope = "global",
+    gain: float | Tensor = 1.0, ema: bool = False, bias_correction: bool = False,
+    max_grad_norm: float | None = None, maximize: bool = False, decoupled: bool = False,
+) -> tuple[T, AdaTAMState]:  # fmt: skip
+    r"""Return the parameters and the state after one step of AdaTAM.
+
+    $$
+    v_t = \beta_2 v_{t-1} + (1 - \beta_2) (k g_t + \lambda \theta_{t-1})^2 \qquad
+    \theta_t = \theta_{t-1} - \eta m_t / (\sqrt{v_t} + c)
+    $$
+
+    m, s, d and k are those of `tam`.
+
+    Args:
+        params: theta, a dict, list or tuple of tensors
+        grads: g, in the same form
+        state: the state, from `init_adatam` or the last step
+        lr: eta
+        betas: beta, the momentum, and beta2
+        smoothing: see `tam`, as for floor, scope, gain, max_grad_norm and maximize
+        eps: c, added to the denominator
+        floor: epsilon
+        weight_decay: lambda
+        scope: "global" or "tensor"
+        gain: of s in the damping
+        ema: m <- (1 - w) m + w g with w = epsilon + d, the paper's AdaTAM2; `betas[0]` is then unused
+        bias_correction: divide v by 1 - beta2^t, as Adam does
+        max_grad_norm: clip the gradient to this norm
+        maximize: ascend instead of descend
+        decoupled: decay the weights as AdaTAMW does, see `adatamw`
+
+    Returns:
+        The new parameters, in the form of `params`, and the new state.
+
+    Raises:
+        ValueError: if an option has a wrong value, or parameters, gradients and state do not match
+
+    Example:
+        >>> params, grads = [torch.ones(2)], [torch.tensor([1.0, -1.0])]
+        >>> params, state = adatam(params, grads, init_adatam(params), lr=0.1, bias_correction=True)
+        >>> params, state.step
+        ([tensor([0.9500, 1.0500])], tensor(1.))
+    """
     group = {
-        "lr": lr,
-        "betas": betas,
-        "eps": eps,
-        "floor": floor,
-        "weight_decay": weight_decay,
+        "lr": lr, "betas": betas, "eps": eps, "floor": floor, "weight_decay": weight_decay,
         "maximize": maximize,
-    }
-    rule = Rule(
-        scope=_shared(scope),
-        smoothing=_checked("smoothing", smoothing),
-        gain=_checked("gain", gain),
-        max_grad_norm=max_grad_norm,
-        adaptive=True,
-        decoupled=decoupled,
-        ema=ema,
-        bias_correction=bias_correction,
-        momentum_key="exp_avg",
-    )
-    buckets = _buckets(params, grads, state, group, ["exp_avg", "exp_avg_sq"], scope)
-    run_step(EagerBackend(PURE, rule, buckets))
-    new = AdaTAMState(
-        state.step + 1,
-        _collect(params, buckets, "exp_avg"),
-        _collect(params, buckets, "exp_avg_sq"),
-        _alignment_after(buckets, scope),
-    )
-    return _collect(params, buckets, None), new
+    }  # fmt: skip
+    options = scope, smoothing, gain, max_grad_norm, True, decoupled, ema, bias_correction
+    theta, (m, v), s = _torque_step(params, grads, state, group, ["exp_avg", "exp_avg_sq"], *options)
+    return theta, AdaTAMState(state.step + 1, m, v, s)
 
 
 def adatamw(
-    params: Tensors,
-    grads: Tensors,
-    state: AdaTAMState,
-    *,
-    weight_decay: float | Tensor = 1e-2,
-    **options: Any,
-) -> tuple[Tensors, AdaTAMState]:
-    """One step of AdaTAMW; options as `adatam` has them."""
-    return adatam(params, grads, state, weight_decay=weight_decay, decoupled=True, **options)
+    params: T, grads: T, state: AdaTAMState, *, lr: float | Tensor = 1e-4,
+    betas: tuple[float, float] = (0.9, 0.999), smoothing: float = 0.9, eps: float = 1e-8,
+    floor: float = 1e-8, weight_decay: float | Tensor = 1e-2, scope: Scope = "global",
+    gain: float | Tensor = 1.0, ema: bool = False, bias_correction: bool = False,
+    max_grad_norm: float | None = None, maximize: bool = False,
+) -> tuple[T, AdaTAMState]:  # fmt: skip
+    r"""Return the parameters and the state after one step of AdaTAMW.
+
+    It decays the weights first, $\theta \leftarrow \theta (1 - \eta \lambda)$, and then takes a step of
+    `adatam` without weight decay.
+
+    Args:
+        params: theta, a dict, list or tuple of tensors
+        grads: g, in the same form
+        state: the state, from `init_adatam` or the last step
+        lr: eta
+        betas: see `adatam`, as for all that follows but weight_decay
+        smoothing: gamma
+        eps: c
+        floor: epsilon
+        weight_decay: lambda, decoupled from the gradient
+        scope: "global" or "tensor"
+        gain: of s in the damping
+        ema: the paper's AdaTAM2
+        bias_correction: divide v by 1 - beta2^t
+        max_grad_norm: clip the gradient to this norm
+        maximize: ascend instead of descend
+
+    Returns:
+        The new parameters, in the form of `params`, and the new state.
+
+    Example:
+        >>> params, grads = [torch.ones(2)], [torch.zeros(2)]
+        >>> params, state = adatamw(params, grads, init_adatam(params), lr=0.1, weight_decay=0.5)
+        >>> params
+        [tensor([0.9500, 0.9500])]
+    """
+    return adatam(
+        params, grads, state, lr=lr, betas=betas, smoothing=smoothing, eps=eps, floor=floor,
+        weight_decay=weight_decay, scope=scope, gain=gain, ema=ema, bias_correction=bias_correction,
+        max_grad_norm=max_grad_norm, maximize=maximize, decoupled=True,
+    )  # fmt: skip
 
 
 def angular_grad(
-    params: Tensors,
-    grads: Tensors,
-    state: AngularGradState,
-    *,
-    lr: float | Tensor = 1e-3,
-    betas: tuple[float, float] = (0.9, 0.999),
-    eps: float = 1e-8,
-    weight_decay: float | Tensor = 0.0,
-    method: str = "cos",
-    vote: bool = False,
-    maximize: bool = False,
-) -> tuple[Tensors, AngularGradState]:
-    """One step of AngularGrad."""
-    group = {
-        "lr": lr,
-        "betas": betas,
-        "eps": eps,
-        "weight_decay": weight_decay,
-        "maximize": maximize,
-    }
+    params: T, grads: T, state: AngularGradState, *, lr: float | Tensor = 1e-3,
+    betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8, weight_decay: float | Tensor = 0.0,
+    method: Method = "cos", vote: bool = False, maximize: bool = False,
+) -> tuple[T, AngularGradState]:  # fmt: skip
+    r"""Return the parameters and the state after one step of AngularGrad (Roy et al. 2021).
+
+    $$
+    \theta_t = \theta_{t-1} - \eta \phi_t \hat m_t / (\sqrt{\hat v_t} + c) \qquad
+    \phi_t = (1 + \tanh |\cos A_t|) / 2
+    $$
+
+    $\hat m$ and $\hat v$ are Adam's. $\tan A = |(g' - g) / (1 + g' g)|$ per coordinate, where g' is the
+    previous gradient; $A_t$ is the smaller of the last two angles.
+
+    Args:
+        params: theta, a dict, list or tuple of tensors
+        grads: g, in the same form
+        state: the state, from `init_angular_grad` or the last step
+        lr: eta
+        betas: beta1 and beta2, as in Adam
+        eps: c, added to the denominator
+        weight_decay: lambda, added to the gradient (coupled)
+        method: "cos" or "tan", the function of the angle in phi
+        vote: do what the authors' public code does: a tensor keeps its stored angles unless most new ones
+            are no larger
+        maximize: ascend instead of descend
+
+    Returns:
+        The new parameters, in the form of `params`, and the new state.
+
+    Raises:
+        ValueError: if an option has a wrong value, or parameters, gradients and state do not match
+
+    Example:
+        >>> params, grads = [torch.zeros(2)], [torch.tensor([1e-3, 1.0])]  # A = 0 and 45 degrees
+        >>> params, state = angular_grad(params, grads, init_angular_grad(params), lr=1.0, eps=0.0)
+        >>> params
+        [tensor([-0.8808, -0.8044])]
+    """
+    group = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "maximize": maximize}
     check_options({"method": method, "vote": vote})
     keys = ["exp_avg", "exp_avg_sq", "previous_grad", "angle", *(["coefficient"] if vote else [])]
-    buckets = _buckets(params, grads, state, group, keys, None)
+    buckets = _buckets(params, grads, state, group, keys)
     angular.take_step(PURE, method, vote, buckets)
     columns = [_collect(params, buckets, key) for key in keys]
-    new = AngularGradState._make([state.step + 1, *columns, *([] if vote else [()])])
-    return _collect(params, buckets, None), new
+    return _collect(params, buckets, None), AngularGradState(state.step + 1, *columns)
 
 
-def _checked(name: str, value: float | Tensor) -> float | Tensor:
-    if not isinstance(value, Tensor):
-        check_options({name: value})
-    return value
+def _torque_step(
+    params: T, grads: T, state: TAMState | AdaTAMState, group: Mapping[str, object], keys: list[str],
+    scope: Scope, smoothing: float | Tensor, gain: float | Tensor, max_grad_norm: float | None,
+    adaptive: bool = False, decoupled: bool = False, ema: bool = False, bias_correction: bool = False,
+) -> tuple[T, list[T], Tensor]:  # fmt: skip
+    """Return theta, the state of these keys and s after a step."""
+    by_tensor = _is_by_tensor(scope)
+    _check({"smoothing": smoothing, "gain": gain})
+    rule = Rule(
+        scope="tensor" if by_tensor else "global", smoothing=smoothing, gain=gain,
+        max_grad_norm=max_grad_norm, adaptive=adaptive, decoupled=decoupled, ema=ema,
+        bias_correction=bias_correction, momentum_key=keys[0],
+    )  # fmt: skip
+    buckets = _buckets(params, grads, state, group, keys, scope)
+    run_step(EagerBackend(PURE, rule, buckets))
+    s = torch.stack(_ordered(buckets, "alignment")) if by_tensor else buckets[0].state["alignment"][0]
+    return _collect(params, buckets, None), [_collect(params, buckets, key) for key in keys], s
 
 
-def _shared(scope: str) -> str:
-    """A pure step has one group, so that "group" is "global"."""
+def _is_by_tensor(scope: Scope) -> bool:
+    """Return True for one alignment per tensor: a pure step has one group, so "group" is "global"."""
     check_options({"scope": scope})
-    return "tensor" if scope == "tensor" else "global"
+    return scope == "tensor"
 
 
-def _list(tensors: Any) -> list[Tensor]:
-    found = list(tensors.values()) if isinstance(tensors, Mapping) else tensors
-    if not isinstance(found, (list, tuple)) or not found:
+def _check(options: Mapping[str, object]) -> None:
+    """Check the options whose values are known; a tensor may be one of vmap's."""
+    check_options({name: value for name, value in options.items() if not isinstance(value, Tensor)})
+
+
+def _by_name(tensors: Tensors) -> dict[object, Tensor]:
+    """Return the tensors by name, those of a list or tuple by index."""
+    named: Iterable[tuple[object, Tensor]]
+    named = tensors.items() if isinstance(tensors, Mapping) else enumerate(tensors)
+    return dict(named)
+
+
+def _list(tensors: Tensors) -> list[Tensor]:
+    if not isinstance(tensors, (Mapping, list, tuple)) or not tensors:
         raise TypeError(
             f"expected a dict, list or tuple of tensors with something in it, got {type(tensors)}"
         )
-    return list(found)
+    return list(_by_name(tensors).values())
 
 
-def _like(params: Any, tensors: list[Tensor]) -> Any:
-    """The tensors in the form of `params`."""
+def _like(params: T, tensors: list[Tensor]) -> T:
+    """Return the tensors in the form of `params`."""
     if isinstance(params, Mapping):
-        return dict(zip(params, tensors, strict=True))
-    return tuple(tensors) if isinstance(params, tuple) else tensors
+        return cast("T", dict(zip(params, tensors, strict=True)))
+    return cast("T", tuple(tensors) if isinstance(params, tuple) else tensors)
 
 
-def _full(params: Any, value: float) -> Any:
+def _full(params: T, value: float) -> T:
     return _like(params, [full_like_param(p, value) for p in _list(params)])
 
 
-def _count(params: Any) -> Tensor:
+def _count(params: Tensors) -> Tensor:
     return torch.zeros((), device=_list(params)[0].device)
 
 
-def _alignment(params: Any, scope: str) -> Tensor:
+def _alignment(params: Tensors, scope: Scope) -> Tensor:
     tensors = _list(params)
     double = all(p.dtype in (torch.float64, torch.complex128) for p in tensors)
-    shape = (len(tensors),) if _shared(scope) == "tensor" else ()
+    shape = (len(tensors),) if _is_by_tensor(scope) else ()
     dtype = torch.float64 if double else torch.float32
     return torch.zeros(shape, dtype=dtype, device=tensors[0].device)
 
 
 def _buckets(
-    params: Any, grads: Any, state: Any, group: dict[str, Any], keys: list[str], scope: str | None
-) -> list[Bucket]:
-    check_options({k: v for k, v in group.items() if not isinstance(v, Tensor)})
+    params: Tensors, grads: Tensors, state: TAMState | AdaTAMState | AngularGradState,
+    group: Mapping[str, object], keys: list[str], scope: Scope = "global",
+) -> list[Bucket]:  # fmt: skip
+    _check(group)
     theta = _list(params)
-    columns = {"gradient": _column(params, grads, "gradient")}
-    columns |= {key: _column(params, getattr(state, key), key) for key in keys}
-    if scope is not None:
-        s, shape = state.alignment, (len(theta),) if _shared(scope) == "tensor" else ()
+    gradients = _column(params, grads, "gradient")
+    columns = {key: _column(params, getattr(state, key), key) for key in keys}
+    if not isinstance(state, AngularGradState):
+        s, shape = state.alignment, (len(theta),) if _is_by_tensor(scope) else ()
         if s.shape != shape:
             raise ValueError(f"alignment has shape {tuple(s.shape)}: that is another scope than {scope!r}")
         columns["alignment"] = list(s.unbind()) if shape else [s] * len(theta)
-    if hasattr(state, "step"):
+    if not isinstance(state, TAMState):
         columns["step"] = [state.step] * len(theta)
-    return make_buckets(group, 0, theta, columns.pop("gradient"), columns)
+    return make_buckets(dict(group), 0, theta, gradients, columns)
 
 
-def _column(params: Any, tensors: Any, what: str) -> list[Tensor]:
-    """The tensors in the order of the parameters."""
-    names: Any = list(params) if isinstance(params, Mapping) else list(range(len(params)))
-    if len(tensors) != len(names):
-        raise ValueError(f"{len(names)} parameters, but {len(tensors)} of {what}")
-    found = []
-    for name in names:
-        if isinstance(params, Mapping) and name not in tensors:
-            raise ValueError(f"parameter {name!r} has no {what}; there are {list(tensors)[:5]}")
-        x = tensors[name]
-        if not isinstance(x, Tensor) or x.shape != params[name].shape:
+def _column(params: Tensors, tensors: Tensors, what: str) -> list[Tensor]:
+    """Return the tensors in the order of the parameters."""
+    if len(tensors) != len(params):
+        raise ValueError(f"{len(params)} parameters, but {len(tensors)} of {what}")
+    named, column = _by_name(tensors), []
+    for name, p in _by_name(params).items():
+        if name not in named:
+            raise ValueError(f"parameter {name!r} has no {what}; there are {list(named)[:5]}")
+        x = named[name]
+        if not isinstance(x, Tensor) or x.shape != p.shape:
             shape = tuple(x.shape) if isinstance(x, Tensor) else x
-            raise ValueError(f"parameter {name!r} has shape {tuple(params[name].shape)}, its {what} {shape}")
-        found.append(x)
-    return found
+            raise ValueError(f"parameter {name!r} has shape {tuple(p.shape)}, its {what} {shape}")
+        column.append(x)
+    return column
 
 
-def _collect(params: Any, buckets: list[Bucket], key: str | None) -> Any:
-    """A column (None: theta) of all buckets, in the order and form of `params`."""
-    found: dict[int, Tensor] = {}
+def _ordered(buckets: list[Bucket], key: str | None) -> list[Tensor]:
+    """Return a column (None: theta) of all buckets, in the order of the parameters."""
+    by_row: dict[int, Tensor] = {}
     for bucket in buckets:
-        column = bucket.theta if key is None else bucket.state[key]
-        found.update(zip(bucket.rows, column, strict=True))
-    return _like(params, [found[i] for i in range(len(found))])
+        by_row.update(zip(bucket.rows, bucket.theta if key is None else bucket.state[key], strict=True))
+    return [by_row[i] for i in range(len(by_row))]
 
 
-def _alignment_after(buckets: list[Bucket], scope: str) -> Tensor:
-    if _shared(scope) != "tensor":
-        return buckets[0].state["alignment"][0]
-    rows = [(row, s) for b in buckets for row, s in zip(b.rows, b.state["alignment"], strict=True)]
-    return torch.stack([s for _, s in sorted(rows, key=lambda pair: pair[0])])
+def _collect(params: T, buckets: list[Bucket], key: str | None) -> T:
+    """Return a column (None: theta) in the form of `params`."""
+    return _like(params, _ordered(buckets, key))

@@ -17,8 +17,9 @@ arXiv:2412.18790.
 # whether a factory accepts schedules, and a string is not `optax.ScalarOrSchedule`.
 import math
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple, TypeAlias
 
 from tam._extras import missing
 from tam.options import CHECKS, below_one, nonnegative, one_of, optional_flag
@@ -37,30 +38,50 @@ Leaves = list[jax.Array]  # of the parameters that have a gradient, as reals of 
 Number = float | jax.Array
 Scope = Literal["global", "tensor"]
 DType = jax.typing.DTypeLike
+Tree: TypeAlias = optax.Params  # of parameters, gradients, updates or buffers
+Mask: TypeAlias = Tree | Callable[[Tree], Tree]  # of booleans
+Update: TypeAlias = Callable[[Tree, optax.OptState, Tree | None, Number], tuple[Tree, optax.OptState]]
 
 
 # The names are those of `optax.TraceState` and `optax.ScaleByAdamState`, for `optax.tree_utils.tree_get`.
 class TAMState(NamedTuple):
-    """State of `scale_by_torque` and `tam`."""
+    """State of `scale_by_torque` and `tam`.
 
-    trace: Any  # m, a tree like the parameters
-    alignment: jax.Array  # s: 0-dim, or one value per leaf with scope="tensor"
+    Attributes:
+        trace: m, a tree like the parameters
+        alignment: s, 0-dim, or one value per leaf with `scope="tensor"`
+    """
+
+    trace: optax.Updates
+    alignment: jax.Array
 
 
 class AdaTAMState(NamedTuple):
-    """State of `adatam` and `adatamw`."""
+    """State of `adatam` and `adatamw`.
 
-    count: jax.Array  # type: ignore[assignment]  # the number of steps; a tuple has a method `count`
-    mu: Any  # m
-    nu: Any  # v, float32 for float16 parameters
-    alignment: jax.Array  # s, as in `TAMState`
+    Attributes:
+        count: the number of steps done, 0-dim
+        mu: m, a tree like the parameters
+        nu: v, a tree like the parameters, float32 for float16 parameters
+        alignment: s, 0-dim, or one value per leaf with `scope="tensor"`
+    """
+
+    count: jax.Array  # type: ignore[assignment]  # a tuple has a method `count`
+    mu: optax.Updates
+    nu: optax.Updates
+    alignment: jax.Array
 
 
 class ScheduledDecayState(NamedTuple):
-    """The number of steps, for a schedule of the weight decay, and the state of what it acts on."""
+    """State of a transformation whose weight decay follows a schedule.
+
+    Attributes:
+        count: the number of steps done, 0-dim
+        inner_state: the state of the transformation itself
+    """
 
     count: jax.Array  # type: ignore[assignment]
-    inner_state: Any
+    inner_state: optax.OptState
 
 
 def scale_by_torque(
@@ -70,11 +91,14 @@ def scale_by_torque(
 ) -> optax.GradientTransformation:  # fmt: skip
     r"""Replace the gradient by a momentum that weights it by its agreement with the momentum so far.
 
-    .. math::
-        S_t &= \langle m_{t-1}, g_t \rangle / (|m_{t-1}| |g_t|) \\
-        s_t &= \gamma s_{t-1} + (1 - \gamma) S_t, \qquad
-        d_t = (1 + \mathrm{clip}(\mathrm{gain}\, s_t, -1, 1)) / 2 \\
-        m_t &= \beta m_{t-1} + (\epsilon + d_t) (k g_t + \lambda \theta_{t-1})
+    $$
+    \begin{aligned}
+    S_t &= \langle m_{t-1}, g_t \rangle / (|m_{t-1}| |g_t|) \\
+    s_t &= \gamma s_{t-1} + (1 - \gamma) S_t \qquad
+    d_t = (1 + \mathrm{clip}(\mathrm{gain}\, s_t, -1, 1)) / 2 \\
+    m_t &= \beta m_{t-1} + (\epsilon + d_t) (k g_t + \lambda \theta_{t-1})
+    \end{aligned}
+    $$
 
     With `gain=1` the weight d is 1 when the smoothed cosine s is 1, 1/2 when it is 0, and 0 when it is
     -1. S is 0 if either norm is 0, and sums that are not finite leave s unchanged. The cosine uses the
@@ -92,6 +116,10 @@ def scale_by_torque(
         max_grad_norm: clip the gradient to this norm over all leaves
         accumulator_dtype: dtype of m in the state, as in `optax.trace`; None: that of the parameters
 
+    Returns:
+        The transformation; its state is a `TAMState`, in a `ScheduledDecayState` if `weight_decay` is a
+        schedule.
+
     Example:
         >>> import jax.numpy as jnp
         >>> torque = scale_by_torque(smoothing=0.0)  # s is then S
@@ -106,7 +134,7 @@ def scale_by_torque(
     dtype = _dtype("accumulator_dtype", accumulator_dtype)
     torque = _Torque(momentum, smoothing, floor, scope, gain, ema, max_grad_norm)
 
-    def update(updates: Any, state: TAMState, params: Any, decay: Number) -> tuple[Any, TAMState]:
+    def update(updates: Tree, state: TAMState, params: Tree | None, decay: Number) -> tuple[Tree, TAMState]:
         rows = _Rows(updates, state.trace)
         _, m, s = torque.step(rows, state.alignment, params, decay)
         return rows.put(m, updates), TAMState(rows.put(m, state.trace), s)
@@ -120,10 +148,24 @@ def tam(
     weight_decay: optax.ScalarOrSchedule = 0.0, max_grad_norm: Number | None = None,
     accumulator_dtype: DType | None = None,
 ) -> optax.GradientTransformationExtraArgs:  # fmt: skip
-    r"""TAM: SGD with torque-aware momentum, :math:`\theta_t = \theta_{t-1} - \eta m_t`.
+    r"""Return TAM, SGD with torque-aware momentum: $\theta_t = \theta_{t-1} - \eta m_t$.
 
-    m and the options are those of `scale_by_torque`. Coming from `optax.sgd` with momentum, double the
-    learning rate. With `smoothing=1, floor=0.5`, `tam` equals `optax.sgd`.
+    m is that of `scale_by_torque`. Coming from `optax.sgd` with momentum, double the learning rate. With
+    `smoothing=1, floor=0.5`, `tam` equals `optax.sgd`.
+
+    Args:
+        learning_rate: eta, a number or a schedule
+        momentum: beta; for all that follows see `scale_by_torque`
+        smoothing: gamma
+        floor: epsilon
+        scope: "global" or "tensor"
+        gain: how strongly d responds to s
+        weight_decay: lambda, a number or a schedule
+        max_grad_norm: clip the gradient to this norm
+        accumulator_dtype: dtype of m in the state
+
+    Returns:
+        The optimizer, a chain of `scale_by_torque` and the learning rate.
 
     Example:
         >>> import jax, jax.numpy as jnp, optax
@@ -152,11 +194,12 @@ def adatam(
     gain: Number = 1.0, ema: bool = False, bias_correction: bool | None = None, mu_dtype: DType | None = None,
     weight_decay: optax.ScalarOrSchedule = 0.0, max_grad_norm: Number | None = None,
 ) -> optax.GradientTransformationExtraArgs:  # fmt: skip
-    r"""AdaTAM: Adam with torque-aware momentum.
+    r"""Return AdaTAM, Adam with torque-aware momentum.
 
-    .. math::
-        v_t &= \beta_2 v_{t-1} + (1 - \beta_2) (k g_t + \lambda \theta_{t-1})^2 \\
-        \theta_t &= \theta_{t-1} - \eta m_t / (\sqrt{v_t} + c)
+    $$
+    v_t = \beta_2 v_{t-1} + (1 - \beta_2) (k g_t + \lambda \theta_{t-1})^2 \qquad
+    \theta_t = \theta_{t-1} - \eta m_t / (\sqrt{v_t} + c)
+    $$
 
     m and k are those of `scale_by_torque`. m is a sum, not an average: at the same learning rate the
     settled step is about 5 times Adam's, and without bias correction early steps are larger still.
@@ -167,13 +210,26 @@ def adatam(
         b1: beta1, the momentum; unused with `ema`, which makes this the paper's AdaTAM2
         b2: beta2
         eps: c, added to the denominator
-        smoothing, floor, weight_decay, scope, gain, ema, max_grad_norm: see `scale_by_torque`
+        smoothing: see `scale_by_torque`, as for floor, scope, gain, ema, weight_decay and max_grad_norm
+        floor: epsilon
+        scope: "global" or "tensor"
+        gain: how strongly d responds to s
+        ema: m <- (1 - w) m + w g with w = epsilon + d
         bias_correction: True divides v by 1 - b2^t, as Adam does; False, the paper's rule, does not.
             None is False, with a warning if `learning_rate` is a number >= 1e-3, the scale of Adam's.
         mu_dtype: dtype of m in the state, as in `optax.adam`; None: that of the parameters
+        weight_decay: lambda, a number or a schedule
+        max_grad_norm: clip the gradient to this norm
+
+    Returns:
+        The optimizer; the first state of its chain is an `AdaTAMState`.
 
     Example:
+        >>> import jax.numpy as jnp
         >>> optimizer = adatam(learning_rate=2e-4, bias_correction=True)  # for optax.adam(1e-3)
+        >>> updates, state = optimizer.update(jnp.ones(2), optimizer.init(jnp.zeros(2)))
+        >>> [round(float(x), 6) for x in updates]  # no momentum yet: d = 1/2
+        [-0.0001, -0.0001]
     """
     _check(learning_rate=learning_rate, b1=b1, b2=b2, eps=eps, weight_decay=weight_decay)
     corrected = _bias_correction(bias_correction, learning_rate)
@@ -186,18 +242,42 @@ def adatamw(
     learning_rate: optax.ScalarOrSchedule = 1e-4, b1: Number = 0.9, b2: Number = 0.999,
     eps: Number = 1e-8, *, smoothing: Number = 0.9, floor: Number = 1e-8, scope: Scope = "global",
     gain: Number = 1.0, ema: bool = False, bias_correction: bool | None = None, mu_dtype: DType | None = None,
-    weight_decay: optax.ScalarOrSchedule = 1e-2, mask: Any = None, max_grad_norm: Number | None = None,
+    weight_decay: optax.ScalarOrSchedule = 1e-2, mask: Mask | None = None,
+    max_grad_norm: Number | None = None,
 ) -> optax.GradientTransformationExtraArgs:  # fmt: skip
-    r"""AdaTAM with decoupled weight decay: :math:`\theta \leftarrow \theta (1 - \eta \lambda)` first.
+    r"""Return AdaTAMW, AdaTAM with decoupled weight decay.
 
-    Coming from `optax.adamw`, use `bias_correction=True`, a fifth of the learning rate and 5 times the
-    weight decay.
+    It decays the weights first, $\theta \leftarrow \theta (1 - \eta \lambda)$, and then takes a step of
+    `adatam` without weight decay. Coming from `optax.adamw`, use `bias_correction=True`, a fifth of the
+    learning rate and 5 times the weight decay.
 
     Args:
+        learning_rate: eta, a number or a schedule
+        b1: beta1; see `adatam` for all but weight_decay and mask
+        b2: beta2
+        eps: c
+        smoothing: gamma
+        floor: epsilon
+        scope: "global" or "tensor"
+        gain: how strongly d responds to s
+        ema: m <- (1 - w) m + w g with w = epsilon + d
+        bias_correction: whether v is divided by 1 - b2^t
+        mu_dtype: dtype of m in the state
         weight_decay: lambda, a number or a schedule of the number of steps done
         mask: which leaves decay, as in `optax.adamw`: a tree of booleans, or a function that returns
             one from the parameters
-        learning_rate, b1, b2, eps, ...: see `adatam`
+        max_grad_norm: clip the gradient to this norm
+
+    Returns:
+        The optimizer; the first state of its chain is an `AdaTAMState`.
+
+    Example:
+        >>> import jax.numpy as jnp
+        >>> optimizer = adatamw(learning_rate=0.1, weight_decay=0.5, bias_correction=True)
+        >>> params = jnp.ones(2)
+        >>> updates, state = optimizer.update(jnp.zeros(2), optimizer.init(params), params)
+        >>> [round(float(x), 6) for x in updates]  # only the decay, of lr lambda
+        [-0.05, -0.05]
     """
     _check(learning_rate=learning_rate, b1=b1, b2=b2, eps=eps)
     corrected = _bias_correction(bias_correction, learning_rate)
@@ -234,7 +314,7 @@ class _Torque:
     def __post_init__(self) -> None:
         _check(**vars(self))
 
-    def init(self, params: Any, dtype: Any) -> tuple[Any, jax.Array]:
+    def init(self, params: Tree, dtype: DType | None) -> tuple[Tree, jax.Array]:
         """Return m and s before the first step; m has this dtype, or with None the parameters'."""
         dtypes = [jnp.result_type(x) for x in jax.tree.leaves(params)]
         wide = bool(dtypes) and all(x in (jnp.float64, jnp.complex128) for x in dtypes)
@@ -243,7 +323,7 @@ class _Torque:
         return jax.tree.map(lambda p: jnp.zeros_like(p, dtype=dtype), params), s
 
     def step(
-        self, rows: "_Rows", s: jax.Array, params: Any, decay: Number
+        self, rows: "_Rows", s: jax.Array, params: Tree | None, decay: Number
     ) -> tuple[Leaves, Leaves, jax.Array]:
         """Return what m takes of the gradients, k g + lambda theta, and m and s after the step."""
         g, m = rows.grads, rows.momentum
@@ -297,11 +377,12 @@ def _settle(sums: jax.Array, s: jax.Array, smoothing: Number) -> jax.Array:
 
 
 def _scale_by_adatam(
-    torque: _Torque, b2: Number, eps: Number, bias_correction: bool, weight_decay: Any, mu_dtype: Any
-) -> optax.GradientTransformation:
+    torque: _Torque, b2: Number, eps: Number, bias_correction: bool,
+    weight_decay: optax.ScalarOrSchedule, mu_dtype: DType | None,
+) -> optax.GradientTransformation:  # fmt: skip
     """Return the transformation of g into m / (sqrt(v) + c)."""
 
-    def init(params: Any) -> AdaTAMState:
+    def init(params: Tree) -> AdaTAMState:
         m, s = torque.init(params, mu_dtype)
         # In float16, (1 - b2) g^2 is 0 where |g| < 5e-3: v would forget all but the newest gradient.
         wider = {jnp.dtype(jnp.float16): jnp.float32}
@@ -320,7 +401,7 @@ def _scale_by_adatam(
             v = v / -jnp.expm1(t.astype(v.dtype) * log)
         return m / (jnp.sqrt(v) + _number(eps, v))
 
-    def update(updates: Any, state: AdaTAMState, params: Any = None) -> tuple[Any, AdaTAMState]:
+    def update(updates: Tree, state: AdaTAMState, params: Tree | None = None) -> tuple[Tree, AdaTAMState]:
         decay = weight_decay(state.count) if callable(weight_decay) else weight_decay
         rows = _Rows(updates, state.mu)
         g, m, s = torque.step(rows, state.alignment, params, decay)
@@ -332,7 +413,9 @@ def _scale_by_adatam(
     return optax.GradientTransformation(init, update)
 
 
-def _add_decay(weight_decay: Any, learning_rate: Any) -> optax.GradientTransformation:
+def _add_decay(
+    weight_decay: optax.ScalarOrSchedule, learning_rate: optax.ScalarOrSchedule
+) -> optax.GradientTransformation:
     """Return the transformation that adds lambda theta to the updates."""
     # torch multiplies theta by 1 - lr lambda, rounded to float32, which adds up to 1e-6 in fifty steps. To
     # take the same path where both are constants, lambda is what that factor makes of it.
@@ -340,8 +423,10 @@ def _add_decay(weight_decay: Any, learning_rate: Any) -> optax.GradientTransform
     if all(isinstance(x, (int, float)) for x in (weight_decay, learning_rate)) and learning_rate > 0:
         rounded = (1 - float(np.float32(1 - learning_rate * weight_decay))) / learning_rate
 
-    def update(updates: Any, state: Any, params: Any, decay: Number) -> tuple[Any, Any]:
-        def add(g: Any, p: Any) -> Any:
+    def update(
+        updates: Tree, state: optax.EmptyState, params: Tree | None, decay: Number
+    ) -> tuple[Tree, optax.EmptyState]:
+        def add(g: jax.Array | None, p: jax.Array) -> jax.Array | None:
             wide = jnp.result_type(p) in (jnp.float64, jnp.complex128)
             return None if g is None else g + _number(decay if wide or rounded is None else rounded, p) * p
 
@@ -350,7 +435,9 @@ def _add_decay(weight_decay: Any, learning_rate: Any) -> optax.GradientTransform
     return _with_decay(lambda params: optax.EmptyState(), update, weight_decay)
 
 
-def _with_decay(init: Any, update: Any, weight_decay: Any) -> optax.GradientTransformation:
+def _with_decay(
+    init: optax.TransformInitFn, update: Update, weight_decay: optax.ScalarOrSchedule
+) -> optax.GradientTransformation:
     """Return the transformation whose `update` is given each step's decay; a schedule counts as optax's."""
     _check(weight_decay=weight_decay)
     if not callable(weight_decay):
@@ -358,10 +445,12 @@ def _with_decay(init: Any, update: Any, weight_decay: Any) -> optax.GradientTran
             init, lambda updates, state, params=None: update(updates, state, params, weight_decay)
         )
 
-    def count_from_zero(params: Any) -> ScheduledDecayState:
+    def count_from_zero(params: Tree) -> ScheduledDecayState:
         return ScheduledDecayState(jnp.zeros((), jnp.int32), init(params))
 
-    def count_on(updates: Any, state: Any, params: Any = None) -> tuple[Any, ScheduledDecayState]:
+    def count_on(
+        updates: Tree, state: ScheduledDecayState, params: Tree | None = None
+    ) -> tuple[Tree, ScheduledDecayState]:
         updates, inner = update(updates, state.inner_state, params, weight_decay(state.count))
         return updates, ScheduledDecayState(optax.safe_increment(state.count), inner)
 
@@ -371,26 +460,26 @@ def _with_decay(init: Any, update: Any, weight_decay: Any) -> optax.GradientTran
 class _Rows:
     """The leaves that have a gradient (None: a parameter that takes no part), as reals."""
 
-    def __init__(self, updates: Any, momentum: Any) -> None:
-        self.tree: Any = jax.tree.structure(momentum)
-        self.dtypes: dict[int, Any] = {}  # in which each leaf is computed, by its place in the tree
+    def __init__(self, updates: Tree, momentum: Tree) -> None:
+        self.tree = jax.tree.structure(momentum)
+        self.dtypes: dict[int, DType] = {}  # in which each leaf is computed, by its place in the tree
         for i, (g, m) in enumerate(zip(self.leaves(updates), self.leaves(momentum), strict=True)):
             if g is not None:
                 self.dtypes[i] = jnp.result_type(g, m, jnp.float32)
                 if jnp.iscomplexobj(g) and not jnp.iscomplexobj(m):
-                    raise ValueError(f"momentum of dtype {m.dtype} cannot hold a complex gradient")
+                    raise ValueError(f"momentum of dtype {jnp.result_type(m)} cannot hold a complex gradient")
         self.grads, self.momentum = self.of(updates), self.of(momentum)
 
-    def leaves(self, tree: Any) -> list[Any]:
-        return self.tree.flatten_up_to(tree)  # type: ignore[no-any-return]
+    def leaves(self, tree: Tree) -> list[jax.Array | None]:
+        return self.tree.flatten_up_to(tree)  # type: ignore[attr-defined, no-any-return]
 
-    def of(self, tree: Any) -> Leaves:
+    def of(self, tree: Tree) -> Leaves:
         """Return the rows of a tree: of a complex leaf, the pair of its parts."""
         leaves = self.leaves(tree)
         rows = [jnp.asarray(leaves[i], jnp.result_type(leaves[i], dtype)) for i, dtype in self.dtypes.items()]
         return [jnp.stack([x.real, x.imag]) if jnp.iscomplexobj(x) else x for x in rows]
 
-    def put(self, rows: Leaves, tree: Any) -> Any:
+    def put(self, rows: Leaves, tree: Tree) -> Tree:
         """Return the tree with these rows as its leaves, in the dtypes of the leaves they replace."""
         leaves = self.leaves(tree)
         for (i, dtype), x in zip(self.dtypes.items(), rows, strict=True):
@@ -407,13 +496,13 @@ def _number(a: Number, like: jax.Array) -> Number:
     return float(a) if isinstance(a, (int, float)) else jnp.asarray(a, like.dtype)
 
 
-def _needed(params: Any) -> Any:
+def _needed(params: Tree | None) -> Tree:
     if params is None:
         raise ValueError("weight_decay needs the parameters: call update(grads, state, params)")
     return params
 
 
-def _bias_correction(value: bool | None, learning_rate: Any) -> bool:
+def _bias_correction(value: bool | None, learning_rate: optax.ScalarOrSchedule) -> bool:
     """Return False for None, with a warning if the learning rate looks like one for Adam."""
     _check(bias_correction=value)
     if value is None and isinstance(learning_rate, (int, float, np.number)) and learning_rate >= 1e-3:
@@ -425,7 +514,7 @@ def _bias_correction(value: bool | None, learning_rate: Any) -> bool:
     return bool(value)
 
 
-def _dtype(name: str, value: Any) -> Any:
+def _dtype(name: str, value: DType | None) -> DType | None:
     """Return the dtype as jax has it (float64 is float32 without x64), or None for None."""
     dtype = None if value is None else jax.dtypes.canonicalize_dtype(value)
     if dtype is not None and not jnp.issubdtype(dtype, jnp.inexact):
@@ -439,7 +528,7 @@ _CHECKS = {
 }  # fmt: skip
 
 
-def _check(**options: Any) -> None:
+def _check(**options: object) -> None:
     for name, value in options.items():
         schedule = name in ("learning_rate", "weight_decay") and callable(value)
         # An array may be traced, and has no value yet.

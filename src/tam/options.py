@@ -5,14 +5,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from numbers import Real
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn, get_args
 
 import torch
 from torch import Tensor
 
 Check = Callable[[str, Any], None]
 
-SCOPES = ("global", "group", "tensor")
+Scope = Literal["global", "group", "tensor"]
+Method = Literal["cos", "tan"]  # of AngularGrad
 
 # Options of torch's optimizers for which the library has a rule at this value alone.
 REFUSED = {"nesterov": False, "dampening": 0, "amsgrad": False}
@@ -121,12 +122,12 @@ CHECKS: Mapping[str, Check] = {
     "eps": nonnegative,
     "floor": nonnegative,
     "weight_decay": nonnegative,
-    "scope": one_of(*SCOPES),
+    "scope": one_of(*get_args(Scope)),
     "gain": finite_number,
     "ema": flag,
     "bias_correction": flag,
     "max_grad_norm": optional_norm,
-    "method": one_of("cos", "tan"),
+    "method": one_of(*get_args(Method)),
     "vote": flag,
     "maximize": flag,
     "foreach": optional_flag,

@@ -47,6 +47,18 @@ def _ends(error: Exception) -> NoReturn:
     sys.exit(f"tam: {error}")
 
 
+def check_writable(path: Path) -> None:
+    """End the program with a message if the file cannot be written."""
+    file = Path(os.path.realpath(path))  # a link itself must not be removed below
+    existed = file.exists()
+    try:
+        file.open("a").close()  # permissions alone do not tell: the folder may be missing or read-only
+    except OSError as error:
+        sys.exit(f"tam: cannot write {path}: {error.strerror}")
+    if not existed:
+        file.unlink()
+
+
 @app.command("list")
 def list_experiments(
     name: Annotated[Optional[str], typer.Argument(help="Only this experiment.")] = None,  # noqa: UP045
@@ -253,8 +265,6 @@ def report(
     ] = Path("report.html"),
 ) -> None:
     """Write the report of a folder: tables beside the paper's, curves, settings and machines."""
-    from tam.cli import check_writable
-
     check_writable(out)
     if out.suffix.lower() not in reports.WRITERS:
         _ends(LabError(f"{out}: must end in {' or '.join(reports.WRITERS)}"))
@@ -355,8 +365,6 @@ def paper_mteb(
     ] = None,
 ) -> None:
     """Compare AdaTAMW with AdamW on MTEB from the paper's six tables, and check what it says of them."""
-    from tam.cli import check_writable
-
     rows = comparison.read(comparison.MTEB)
     if out is not None:
         check_writable(out)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
 import torch
 from torch import Tensor
 
+from tam.options import Method
 from tam.step.eager import (
     FOREACH,
     PURE,
@@ -19,8 +18,6 @@ from tam.step.eager import (
     Pure,
     increment_steps,
 )
-
-Method = Literal["cos", "tan"]
 
 
 class AngularPure(Pure):

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import partial
-from typing import ClassVar, Literal, TypeVar
+from typing import ClassVar, TypeVar
 
 import torch
 from torch import Tensor
 
+from tam.options import Scope
 from tam.sharding import FOUND_INF, Exchange, Sum
 from tam.step.eager import (
     Arithmetic,
@@ -20,7 +21,6 @@ from tam.step.eager import (
     increment_steps,
 )
 
-Scope = Literal["global", "group", "tensor"]
 Number = TypeVar("Number", float, Tensor)
 
 

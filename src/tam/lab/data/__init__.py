@@ -20,6 +20,12 @@ from tam.lab.data.files import DataError, Layout, default_folder
 
 __all__ = ["SETS", "DataError", "ImageData", "default_folder", "find", "load", "split"]
 
+# Here and not in `streams`, which imports this package.
+HOW_CLEAR = (
+    "CLEAR-10 is at https://clear-benchmark.github.io: put clear10/train/labeled_images/1 to 10 and "
+    "clear10/test/labeled_images/1 to 10 into the data folder, each with a folder of images for every class"
+)
+
 Pair = tuple[Tensor, Tensor]  # images uint8 [n, channels, height, width], labels int64 [n]
 
 
@@ -82,9 +88,7 @@ def get_set(name: str) -> Set:
     if name == "imagenet":
         raise DataError(imagenet.HOW)
     if name in ("clear", "clear10"):
-        from tam.lab.data import streams  # which reads sets from here
-
-        raise DataError(streams.HOW)
+        raise DataError(HOW_CLEAR)
     if name not in SETS:
         raise DataError(f"data set {name!r}: must be one of {', '.join((*SETS, *OTHERS))}")
     return SETS[name]

@@ -18,14 +18,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from tam.lab.data import load, split
+from tam.lab.data import HOW_CLEAR, load, split
 from tam.lab.data.files import DataError
 from tam.lab.data.imagenet import SUFFIXES, middle
-
-HOW = (
-    "CLEAR-10 is at https://clear-benchmark.github.io: put clear10/train/labeled_images/1 to 10 and "
-    "clear10/test/labeled_images/1 to 10 into the data folder, each with a folder of images for every class"
-)
 
 
 @dataclass(frozen=True)
@@ -96,10 +91,10 @@ def check_clear(folder: Path) -> tuple[Path, Path]:
         there = [folder / "clear10" / name / "labeled_images" for name in names]
         here = next((path for path in there if path.is_dir()), None)
         if here is None:
-            raise DataError(f"clear: {there[0].resolve()} is missing. {HOW}")
+            raise DataError(f"clear: {there[0].resolve()} is missing. {HOW_CLEAR}")
         for bucket in range(1, 11):
             if not (here / str(bucket)).is_dir():
-                raise DataError(f"clear: {(here / str(bucket)).resolve()} is missing. {HOW}")
+                raise DataError(f"clear: {(here / str(bucket)).resolve()} is missing. {HOW_CLEAR}")
         found.append(here)
     return found[0], found[1]
 
