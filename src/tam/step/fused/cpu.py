@@ -1,4 +1,4 @@
-"""The fused step on the CPU: native.c, built when the package is installed where there is a compiler."""
+"""The fused step on the CPU: cpu.c, built when the package is installed where there is a compiler."""
 
 from __future__ import annotations
 
@@ -13,24 +13,23 @@ import torch
 from torch import Tensor
 
 from tam.sharding import FOUND_INF, Exchange
-from tam.step.fused.columns import Option, Segment
+from tam.step.fused.columns import ARGUMENTS, FUNCTIONS, LAYOUT, Flag, Option, Segment
 from tam.step.rule import Rule
 
 KINDS = ("float32", "bfloat16", "float64")
 INSTRUCTION_SETS = ("base", "avx2", "avx512")
-LAYOUT = 3  # of the tables, as in native.c
-_ADAPTIVE, _DECOUPLED, _EMA, _CORRECT, _CLIP = (1 << i for i in range(5))  # as in native.c
+_C_TYPES: dict[str, type[ctypes.c_int64 | ctypes.c_double | ctypes.c_int | ctypes.c_void_p]] = {
+    "int64_t": ctypes.c_int64,
+    "double": ctypes.c_double,
+    "int": ctypes.c_int,
+    **dict.fromkeys(("const int64_t *", "const double *", "double *"), ctypes.c_void_p),
+}
 
 
 class Tables(ctypes.Structure):
-    """The tables of a step, as native.c has them."""
+    """The arguments of the C functions."""
 
-    _fields_ = [
-        *[(name, ctypes.c_void_p) for name in ("rows", "gradients", "segments", "options", "sums")],
-        *[(name, ctypes.c_int64) for name in ("n", "n_shares", "n_segments")],
-        ("scale", ctypes.c_double),
-        *[(name, ctypes.c_int) for name in ("flags", "instruction_set", "threads")],
-    ]
+    _fields_ = [(name, _C_TYPES[kind]) for name, kind in ARGUMENTS]
 
 
 @cache
@@ -40,16 +39,21 @@ def library() -> ctypes.CDLL | str:
     built = [path for suffix in EXTENSION_SUFFIXES if (path := here / f"_cpu{suffix}").exists()]
     if not built:
         return "the CPU kernel was not built: install the package where there is a C compiler"
+    return load_library(built[0])
+
+
+def load_library(path: Path) -> ctypes.CDLL | str:
+    """Return the compiled kernel, or why it cannot be used."""
     try:
-        found = ctypes.CDLL(str(built[0]))
+        found = ctypes.CDLL(str(path))
         layout = int(found.tam_layout())
     except (OSError, AttributeError) as error:
         return f"the CPU kernel cannot be loaded: {error}"
     if layout != LAYOUT:
         return "the CPU kernel was built from another version: install the package again"
-    for name in ("tam_measure", "tam_update", "tam_each"):
+    for name, kind in FUNCTIONS.items():
         getattr(found, name).argtypes = [ctypes.POINTER(Tables)]
-        getattr(found, name).restype = ctypes.c_int if name == "tam_measure" else ctypes.c_double
+        getattr(found, name).restype = _C_TYPES[kind]
     return found
 
 
@@ -95,11 +99,11 @@ class Native:
         self.each = rule.scope == "tensor" and rule.max_grad_norm is None and exchange is None
         self.gradients = self.options = torch.empty(0)
         self.flags = (
-            _ADAPTIVE * rule.adaptive
-            | _DECOUPLED * rule.decoupled
-            | _EMA * rule.ema
-            | _CORRECT * rule.bias_correction
-            | _CLIP * (rule.max_grad_norm is not None)
+            Flag.ADAPTIVE * rule.adaptive
+            | Flag.DECOUPLED * rule.decoupled
+            | Flag.EMA * rule.ema
+            | Flag.CORRECT * rule.bias_correction
+            | Flag.CLIP * (rule.max_grad_norm is not None)
         )
 
     def new_gradients(self, gradients: list[int]) -> None:
@@ -124,7 +128,7 @@ class Native:
             *(self.flags, instruction_set(), 1 if _forked else torch.get_num_threads()),
         )
         if self.each:
-            length = _done(kernel.tam_each(tables))
+            length = _done(kernel.tam_step_per_tensor(tables))
         else:
             _done(kernel.tam_measure(tables))
             if self.exchange is not None:
