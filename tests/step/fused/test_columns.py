@@ -1,4 +1,4 @@
-"""The tables' columns: C has the numbers of the enums."""
+"""The tables' columns: C and Triton have the numbers of the enums."""
 
 from __future__ import annotations
 
@@ -45,6 +45,19 @@ def test_c_has_the_numbers_of_the_enums_and_the_offsets_of_the_struct(tmp_path: 
     program = compiled(f"#include <stddef.h>\n#include <stdio.h>\nint main(void) {{\n{lines}}}", tmp_path)
     output = subprocess.run([program], check=True, capture_output=True, text=True).stdout
     assert dict(zip(prints, map(int, output.split()), strict=True)) == dict(zip(prints, values, strict=True))
+
+
+def test_triton_has_the_numbers_of_the_enums() -> None:
+    tl = pytest.importorskip("triton.language")
+    from tam.step.fused import kernels
+
+    found = {name: x.value for name, x in vars(kernels).items() if isinstance(x, tl.constexpr)}
+    assert len(found) > 30
+    tables = (Row, Segment, columns.Share, columns.Sum, columns.Option, columns.Kind)
+    expected = {member.name: int(member) for table in tables for member in table}
+    expected |= {"SUMS": len(columns.Sum), "OPTIONS": len(columns.Option), "KINDS": len(columns.Kind)}
+    expected |= {"FOUND_INF": int(columns.FOUND_INF), "LANES": 1024}
+    assert found == {name: expected[name] for name in found}
 
 
 @NEEDS_CC

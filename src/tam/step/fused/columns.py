@@ -26,7 +26,7 @@ the others at every step:
 
 - `chunks`, int32 [2, chunks]: the row of each chunk, and which chunk of its row it is. They are ordered by
   row, so the chunks of a share follow each other. An empty row has one chunk, which counts its step.
-- `shares`, int64 [2, shares]: the first chunk of each share, and how many it has.
+- `shares`, int64 [`Share`, shares]: the chunks of each share.
 - `partial`, float32 [3, chunks]: <m, g>, |m|^2 and |g|^2 of each chunk.
 - `scalars`, float64 [2 segments + 1]: d of each segment, |g|^2 of each segment, and the clip factor.
 - `counters`, int32 [shares + 1]: how many chunks of each share have been measured, and how many segments have
@@ -63,6 +63,13 @@ class Segment(IntEnum):
     COUNT = 1
     ALIGNMENT = 2  # address of s
     WIDE = 3  # 1 if s is float64
+
+
+class Share(IntEnum):
+    """What the CUDA kernels know of a share (int64). It has no chunks if this rank has none of its rows."""
+
+    FIRST_CHUNK = 0
+    CHUNK_COUNT = 1
 
 
 class Option(IntEnum):
