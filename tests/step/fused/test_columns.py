@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from tam.step.fused import columns, cpu
 from tam.step.fused.columns import Row, Segment
@@ -83,3 +84,23 @@ def test_setup_writes_the_header_without_torch() -> None:
     )
     found = subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, capture_output=True, text=True)
     assert found.stdout == columns.c_header()
+
+
+@pytest.mark.parametrize(
+    "shares, segments, runs, expected",
+    [
+        ([0, 1, 2], [0, 1, 2], [(0, 1), (1, 1), (2, 1)], True),
+        ([0, 0, 1], [0, 0, 1], [(0, 1), (1, 1)], False),  # two tensors in one segment
+        ([0, 2, 1], [0, 2, 1], [(0, 1), (1, 1), (2, 1)], False),  # in another order
+        ([0, 1, 2], [0, 0, 1], [(0, 2), (2, 1)], False),  # a segment of two shares
+        ([0, 1], [0, 1], [(0, 1), (1, 1), (2, 1)], False),  # a segment without rows
+    ],
+)
+def test_rows_are_segments(
+    shares: list[int], segments: list[int], runs: list[tuple[int, int]], expected: bool
+) -> None:
+    rows = torch.zeros(len(Row), len(shares), dtype=torch.int64)
+    rows[Row.SHARE], rows[Row.SEGMENT] = torch.tensor(shares), torch.tensor(segments)
+    table = torch.zeros(len(Segment), len(runs), dtype=torch.int64)
+    table[Segment.FIRST], table[Segment.COUNT] = torch.tensor(runs).t()
+    assert cpu.rows_are_segments(rows, table) is expected

@@ -232,8 +232,8 @@ static void step_large(const tables *t, int64_t row, double *sums, double *parts
     }
 }
 
-/* The step where every tensor is its own segment, and nothing else is needed to update it. Returns |g|, or -1 where
-   there was no memory. */
+/* The step where every tensor is a segment and no other is needed to update it: row k is segment k and share k,
+   without clipping and without other ranks. cpu.py checks that. Returns |g|, or -1 where there was no memory. */
 double tam_step_per_tensor(const tables *t) {
     int64_t most = 0;
     for (int64_t row = 0; row < t->n; row++) most = chunks_of(t, row) > most ? chunks_of(t, row) : most;

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from tam.sharding import FOUND_INF, Exchange
-from tam.step.fused.columns import ARGUMENTS, FUNCTIONS, LAYOUT, Flag, Option, Segment
+from tam.step.fused.columns import ARGUMENTS, FUNCTIONS, LAYOUT, Flag, Option, Row, Segment
 from tam.step.rule import Rule
 
 KINDS = ("float32", "bfloat16", "float64")
@@ -88,6 +88,17 @@ def _done(result: float) -> float:
     return result
 
 
+def rows_are_segments(rows: Tensor, segments: Tensor) -> bool:
+    """Return True if row k is segment k and share k, as `tam_step_per_tensor` assumes."""
+    order = torch.arange(rows.shape[1])
+    shares = segments[[Segment.FIRST, Segment.COUNT]]
+    return (
+        segments.shape[1] == len(order)
+        and bool((rows[[Row.SHARE, Row.SEGMENT]] == order).all())
+        and torch.equal(shares, torch.stack([order, torch.ones_like(order)]))
+    )
+
+
 class Native:
     """The tables in memory."""
 
@@ -96,7 +107,7 @@ class Native:
         # Of all shares, also those of which there is nothing here, and of the whole.
         shares = int(segments[Segment.COUNT].sum())
         self.sums = torch.zeros(shares + 1, 4, dtype=torch.float64)
-        self.each = rule.scope == "tensor" and rule.max_grad_norm is None and exchange is None
+        self.each = rule.max_grad_norm is None and exchange is None and rows_are_segments(rows, segments)
         self.gradients = self.options = torch.empty(0)
         self.flags = (
             Flag.ADAPTIVE * rule.adaptive
