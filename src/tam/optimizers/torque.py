@@ -58,10 +58,10 @@ class TorqueOptimizer(Base):
     def _rule(self) -> Rule:
         """Return the options that have one value for the whole optimizer, as they are now."""
         group = self.param_groups[0]
-        shared = {name: group[name] for name in ("scope", "smoothing", "gain", "max_grad_norm")}
-        adaptive = {name: group.get(name, False) for name in ("ema", "bias_correction")}
-        kind = {"adaptive": self.adaptive, "decoupled": self.decoupled, "momentum_key": self._momentum_key}
-        return Rule(**shared, **adaptive, **kind)
+        return Rule(
+            group["scope"], group["smoothing"], group["gain"], group["max_grad_norm"], self.adaptive,
+            self.decoupled, group.get("ema", False), group.get("bias_correction", False), self._momentum_key,
+        )  # fmt: skip
 
     def add_param_group(self, param_group: GroupOptions) -> None:
         super().add_param_group(param_group)
