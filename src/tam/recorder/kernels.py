@@ -11,7 +11,7 @@ from enum import IntEnum
 import triton
 import triton.language as tl
 
-from tam.step.fused.kernels import _cell, _load, _pointer, _store, _total
+from tam.step.fused.kernels import as_pointer, load_cell, load_values, store_values, sum_partials
 
 
 class Column(IntEnum):
@@ -38,10 +38,10 @@ LANES = tl.constexpr(1024)
 def _momentum(
     m_ptr, g_ptr, o, size, scale, has_m, has_g, mg, mm, gg, MASKED: tl.constexpr, COSINE: tl.constexpr
 ):
-    m = tl.where(has_m, _load(m_ptr, o, size, MASKED, ""), 0.0)
+    m = tl.where(has_m, load_values(m_ptr, o, size, MASKED, ""), 0.0)
     mm = tl.fma(m, m, mm)
     if COSINE:
-        g = tl.where(has_g, _load(g_ptr, o, size, MASKED, "") * scale, 0.0)
+        g = tl.where(has_g, load_values(g_ptr, o, size, MASKED, "") * scale, 0.0)
         mg = tl.fma(m, g, mg)
         gg = tl.fma(g, g, gg)
     return mg, mm, gg
@@ -49,9 +49,9 @@ def _momentum(
 
 @triton.jit
 def _movement(theta, copy, o, size, uu, pp, dtype: tl.constexpr, MASKED: tl.constexpr):
-    old = _load(copy, o, size, MASKED, "evict_first")
-    new = _load(theta, o, size, MASKED, "")
-    _store(copy, o, size, new, dtype, MASKED)
+    old = load_values(copy, o, size, MASKED, "evict_first")
+    new = load_values(theta, o, size, MASKED, "")
+    store_values(copy, o, size, new, dtype, MASKED)
     return tl.fma(new - old, new - old, uu), tl.fma(old, old, pp)
 
 
@@ -68,13 +68,13 @@ def _observe(
     lane = tl.arange(0, BLOCK)
     zero = tl.zeros((BLOCK,), tl.float32)
     mg, gg, mm, uu, pp = zero, zero, zero, zero, zero
-    here = _cell(rows, n_rows, THETA, row)
+    here = load_cell(rows, n_rows, THETA, row)
     whole = size // BLOCK * BLOCK  # without a mask the loads are 16 bytes wide
     if MOMENTA or COSINE:
-        there = _cell(rows, n_rows, MOMENTUM, row)
+        there = load_cell(rows, n_rows, MOMENTUM, row)
         has_m, has_g = there != 0, gradient != 0  # one that is not there is 0; theta is read in its place
-        m_ptr = _pointer(tl.where(has_m, there, here), dtype, ALIGNED) + start
-        g_ptr = _pointer(tl.where(has_g, gradient, here), dtype, ALIGNED) + start
+        m_ptr = as_pointer(tl.where(has_m, there, here), dtype, ALIGNED) + start
+        g_ptr = as_pointer(tl.where(has_g, gradient, here), dtype, ALIGNED) + start
         for i in range(0, whole, BLOCK):
             mg, mm, gg = _momentum(
                 m_ptr, g_ptr, i + lane, size, scale, has_m, has_g, mg, mm, gg, False, COSINE
@@ -84,8 +84,8 @@ def _observe(
                 m_ptr, g_ptr, whole + lane, size, scale, has_m, has_g, mg, mm, gg, True, COSINE
             )  # fmt: skip
     if MOVES:
-        theta = _pointer(here, dtype, ALIGNED) + start
-        copy = _pointer(_cell(rows, n_rows, COPY, row), dtype, ALIGNED) + start
+        theta = as_pointer(here, dtype, ALIGNED) + start
+        copy = as_pointer(load_cell(rows, n_rows, COPY, row), dtype, ALIGNED) + start
         for i in range(0, whole, BLOCK):
             uu, pp = _movement(theta, copy, i + lane, size, uu, pp, dtype, False)
         if whole < size:
@@ -115,8 +115,8 @@ def observe(
     chunk = tl.program_id(0)
     row = tl.load(chunks + chunk)
     start = tl.load(chunks + n_chunks + chunk).to(tl.int64) * CHUNK
-    kind = _cell(rows, n_rows, KIND, row).to(tl.int32)
-    size = tl.minimum(_cell(rows, n_rows, NUMEL, row) - start, CHUNK).to(tl.int32)
+    kind = load_cell(rows, n_rows, KIND, row).to(tl.int32)
+    size = tl.minimum(load_cell(rows, n_rows, NUMEL, row) - start, CHUNK).to(tl.int32)
     gradient = tl.full((), 0, tl.int64)
     if COSINE:
         gradient = tl.load(gradients + row)
@@ -130,7 +130,7 @@ def observe(
                     tl.float32 if k == 0 else tl.bfloat16 if k == 1 else tl.float16,
                     ALIGNED, MOVES, MOMENTA, COSINE, BLOCK,
                 )  # fmt: skip
-    tl.store(partial + chunk, mg * _cell(rows, n_rows, SIGN, row).to(tl.float32))
+    tl.store(partial + chunk, mg * load_cell(rows, n_rows, SIGN, row).to(tl.float32))
     tl.store(partial + n_chunks + chunk, mm)
     tl.store(partial + 2 * n_chunks + chunk, gg)
     tl.store(partial + 3 * n_chunks + chunk, all_mm)
@@ -149,9 +149,9 @@ def observe(
                 tl.store(out + o, value.to(tl.float64), o < n_sources)
             behind = out + tl.where(n_sources == 0, 3, n_sources)
             for i in tl.static_range(3):
-                tl.store(behind + i, _total(partial + (3 + i) * n_chunks, 0, n_chunks))
+                tl.store(behind + i, sum_partials(partial + (3 + i) * n_chunks, 0, n_chunks))
         if COSINE:
             tl.debug_barrier()  # `sums` has been read
             for i in tl.static_range(3):
-                tl.store(sums + i, _total(partial + i * n_chunks, 0, n_chunks))
+                tl.store(sums + i, sum_partials(partial + i * n_chunks, 0, n_chunks))
         tl.store(counter, 0)
