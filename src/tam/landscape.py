@@ -90,7 +90,7 @@ def interpolate(a: Model, b: Model, t: float, *, batches: Iterable[object] | Non
             _estimate_statistics(model, batches)
         return model
     state = copy.copy(a)  # shallow; keeps torch's versions of the layers, an attribute of its state dicts
-    made: dict[Any, Tensor] = {}
+    made: dict[object, Tensor] = {}
     for name, x in left.items():
         place = _place(x), _place(right[name])
         if place not in made:
@@ -187,7 +187,7 @@ def _points(points: int | Iterable[float]) -> tuple[float, ...]:
     return tuple(sorted({0.0, 1.0, *given}))
 
 
-def _number(x: Any, what: str) -> float:
+def _number(x: object, what: str) -> float:
     value = x.item() if isinstance(x, Tensor) and x.ndim == 0 else x
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         got = f"a tensor of shape {tuple(x.shape)}" if isinstance(x, Tensor) and x.ndim else repr(x)
@@ -207,7 +207,7 @@ def _tensors(model: nn.Module | dict[str, Any]) -> dict[str, Tensor]:
     return found
 
 
-def _place(x: Tensor) -> tuple[Any, ...]:
+def _place(x: Tensor) -> tuple[object, ...]:
     """Return a key that tied entries of a state dict share: different tensors over the same memory."""
     return x.device, x.data_ptr(), x.dtype, x.shape, x.stride()
 
@@ -225,7 +225,7 @@ def _mix(a: Tensor, b: Tensor, t: float) -> Tensor:
     return torch.where(x == y, x, mixed, out=mixed).to(a.dtype)
 
 
-def _estimate_statistics(model: nn.Module, batches: Iterable[Any]) -> None:
+def _estimate_statistics(model: nn.Module, batches: Iterable[object]) -> None:
     for m in model.modules():
         if isinstance(m, torch.jit.ScriptModule) and "BatchNorm" in m.original_name:
             raise TypeError("batches must be None with scripted batch norms, which cannot be estimated")
@@ -257,11 +257,11 @@ def _estimate_statistics(model: nn.Module, batches: Iterable[Any]) -> None:
             m.load_state_dict(buffers, strict=False)
 
 
-def _moved(x: Any, device: torch.device) -> Any:
+def _moved(x: object, device: torch.device) -> object:
     return x.to(device) if isinstance(x, Tensor) else x
 
 
-def _check_kinds(a: Any, b: Any, batches: Any) -> None:
+def _check_kinds(a: object, b: object, batches: object) -> None:
     both_modules = isinstance(a, nn.Module) and isinstance(b, nn.Module)
     if not both_modules and not (isinstance(a, dict) and isinstance(b, dict)):
         got = f"{type(a).__name__} and {type(b).__name__}"
