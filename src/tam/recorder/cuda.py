@@ -124,15 +124,15 @@ class KernelObserver:
         return len(params) == len(self.params) and all(map(is_, params, self.params))
 
     def _has_same_momenta(self) -> bool:
-        return all(map(is_, self._momenta(), self.momenta))
+        return all(map(is_, self._find_momenta(), self.momenta))
 
-    def _momenta(self) -> list[Tensor | None]:
+    def _find_momenta(self) -> list[Tensor | None]:
         return [momentum_of(self.optimizer, p) for p in self.params]
 
-    def _signs(self) -> list[int]:
+    def _find_signs(self) -> list[int]:
         return [-1 if group.get("maximize") else 1 for group in self.optimizer.param_groups]
 
-    def _norm(self) -> Tensor | None:
+    def _find_norm(self) -> Tensor | None:
         """Return the tensor in which the step of our optimizers writes |g|."""
         return getattr(self.optimizer, "_grad_norm", None)  # core: optimizer.segments.grad_norm
 
@@ -142,15 +142,15 @@ class KernelObserver:
             self._has_same_params()
             and self._has_same_momenta()
             and self.watch.holds(self.tensors)
-            and self._signs() == self.signs
-            and self._norm() is self.norm
+            and self._find_signs() == self.signs
+            and self._find_norm() is self.norm
         )
 
     def _build_tables(self) -> None:
         """Fill the tables with the optimizer's tensors of now."""
         self.params = params_of(self.optimizer)
         self.device = self.params[0].device
-        self.momenta, self.norm, self.signs = self._momenta(), self._norm(), self._signs()
+        self.momenta, self.norm, self.signs = self._find_momenta(), self._find_norm(), self._find_signs()
         pairs = zip(self.momenta, self.params, strict=True)
         self.needs_fallback = not all(m is None or _is_alike(m, p) for m, p in pairs)
         if "update" in self.measures:

@@ -39,8 +39,8 @@ def choose_quantities(
     optimizers = _upcoming_optimizers(optimizer)
     for active in optimizers:
         if family(type(active)) is None and not isinstance(active, AngularGrad):
-            known = "torch's SGD, Adam or AdamW, TAM, AdaTAM, AdaTAMW or AngularGrad"
-            raise TypeError(f"optimizer must be {known}, got {type(active).__name__}")
+            allowed = "torch's SGD, Adam or AdamW, TAM, AdaTAM, AdaTAMW or AngularGrad"
+            raise TypeError(f"optimizer must be {allowed}, got {type(active).__name__}")
     names = [quantities] if isinstance(quantities, str) else quantities
     for name in names or ():
         if name not in QUANTITIES:
@@ -115,24 +115,24 @@ def _derive_quantity(
     if why_not_recorded(cls, [options for _, options in mark.groups], quantity) is not None:
         return math.nan
     if quantity == "alignment":
-        return _single(s)
+        return _unlist_single(s)
     if quantity == "damping":
         gain = mark.groups[0][1].get("gain", 1.0)  # one value for the whole optimizer
-        return _single([damping_of(x, gain) for x in s])
+        return _unlist_single([damping_of(x, gain) for x in s])
     if quantity == "grad_norm":
-        return row[-NORMS - 1] if issubclass(cls, TorqueOptimizer) else _root(row[Total.GG])
+        return row[-NORMS - 1] if issubclass(cls, TorqueOptimizer) else _sqrt_or_nan(row[Total.GG])
     ratio = update / theta if theta else math.nan
     squares = {"momentum_norm": momentum, "update_norm": update, "update_ratio": ratio}
     if quantity in squares:
-        return _root(squares[quantity])
+        return _sqrt_or_nan(squares[quantity])
     sizes = [size for size, _ in mark.groups]
-    return _single([
+    return _unlist_single([
         lr * settled_step(cls, options, _group_alignment(s, i, sizes))
         for i, (lr, (_, options)) in enumerate(zip(rates, mark.groups, strict=True))
     ])  # fmt: skip
 
 
-def _root(x: float) -> float:
+def _sqrt_or_nan(x: float) -> float:
     return math.sqrt(x) if x >= 0 else math.nan
 
 
@@ -146,6 +146,6 @@ def _group_alignment(s: list[float], i: int, sizes: list[int]) -> float:
     return sum(members) / len(members) if members else 0.0
 
 
-def _single(values: list[float]) -> Value:
+def _unlist_single(values: list[float]) -> Value:
     """Return the only number itself, or all of them."""
     return values[0] if len(values) == 1 else values
