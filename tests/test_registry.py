@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import doctest
 import pickle
 
 import pytest
@@ -26,21 +27,21 @@ PAPER = {
 
 
 def test_it_has_the_papers_figures() -> None:
-    assert {name: (r.lr, r.lr_grid) for name, r in registry.OPTIMIZERS.items()} == PAPER
+    assert {name: (info.lr, info.lr_grid) for name, info in registry.OPTIMIZERS.items()} == PAPER
 
 
 @pytest.mark.parametrize("name", registry.OPTIMIZERS)
-def test_every_record_makes_an_optimizer_that_steps(name: str) -> None:
-    record = registry.get(name)
-    optimizer = record.create(parameters([(3,)]), lr=0.01)
-    assert type(optimizer) is record.cls and optimizer.param_groups[0]["lr"] == 0.01
+def test_every_entry_makes_an_optimizer_that_steps(name: str) -> None:
+    info = registry.get(name)
+    optimizer = info.create(parameters([(3,)]), lr=0.01)
+    assert type(optimizer) is info.cls and optimizer.param_groups[0]["lr"] == 0.01
     train(optimizer, 2)
-    assert hasattr(optimizer, "alignment") == record.has_alignment == (name in ("tam", "adatam", "adatamw"))
-    if record.lr is not None:
-        assert record.create(parameters([(3,)])).param_groups[0]["lr"] == record.lr
+    assert hasattr(optimizer, "alignment") == info.has_alignment == (name in ("tam", "adatam", "adatamw"))
+    if info.lr is not None:
+        assert info.create(parameters([(3,)])).param_groups[0]["lr"] == info.lr
     else:
         with pytest.raises(ValueError, match="states no lr but a grid"):
-            record.create(parameters([(3,)]))
+            info.create(parameters([(3,)]))
 
 
 def test_the_baselines_are_torchs() -> None:
@@ -49,14 +50,20 @@ def test_the_baselines_are_torchs() -> None:
     assert registry.get("sgd").create(parameters([(3,)])).param_groups[0]["momentum"] == 0
 
 
-def test_records_are_frozen() -> None:
-    record = registry.get("tam")
+def test_entries_are_frozen() -> None:
+    info = registry.get("tam")
+    assert isinstance(info, registry.OptimizerInfo)
     with pytest.raises(dataclasses.FrozenInstanceError):
-        record.lr = 1.0  # type: ignore[misc]
-    assert hash(record) == hash(copy.deepcopy(record))
-    assert pickle.loads(pickle.dumps(record)) == record
+        info.lr = 1.0  # type: ignore[misc]
+    assert hash(info) == hash(copy.deepcopy(info))
+    assert pickle.loads(pickle.dumps(info)) == info
     with pytest.raises(TypeError):
-        registry.OPTIMIZERS["tam"] = record  # type: ignore[index]
+        registry.OPTIMIZERS["tam"] = info  # type: ignore[index]
+
+
+def test_the_example_in_the_docstring_runs() -> None:
+    results = doctest.testmod(registry)
+    assert results.attempted > 0 and results.failed == 0
 
 
 def test_an_unknown_name_lists_the_known_ones() -> None:

@@ -8,9 +8,7 @@ from tam._version import __version__
 from tam.optimizers import TAM, AdaTAM, AdaTAMW, AngularGrad
 from tam.recorder import Recorder
 from tam.step.fused.support import available_kernels
-from tam.switching.handover import explain_handover, handover
-from tam.switching.transfer import transfer_lr
-from tam.switching.warmup import Warmup
+from tam.switching import Warmup, explain_handover, handover, transfer_lr
 
 __all__ = [
     "TAM",

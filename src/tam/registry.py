@@ -1,4 +1,4 @@
-"""One record per optimizer: what tests, command line and docs know of it."""
+"""The optimizers of the paper: what tests, command line and docs know about each of them."""
 
 from __future__ import annotations
 
@@ -8,58 +8,87 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from torch.optim import Optimizer
+from torch.optim.optimizer import Optimizer, ParamsT
 
 from tam.optimizers import TAM, AdaTAM, AdaTAMW, AngularGrad
 
 _IMAGES = (0.1, 0.01, 0.001, 0.0001)  # the paper's grid for image classification
 _TEXT = (5e-6, 1e-5, 5e-5)  # the paper's grid for fine-tuning language models
-_PAPERS = (("bias_correction", False),)  # said aloud: the grids reach into Adam's lrs
+_UNCORRECTED = (("bias_correction", False),)  # said aloud: the grids reach into Adam's lrs
 
 
 @dataclass(frozen=True)
-class Record:
-    """An optimizer as the paper uses it."""
+class OptimizerInfo:
+    """An optimizer as the paper uses it.
 
-    name: str  # as on the command line
-    title: str  # as in the paper
+    Attributes:
+        name: Its name on the command line.
+        title: Its name in the paper.
+        cls: Its class.
+        lr: The paper's best lr on CIFAR-10 with ResNet18; None if the paper states none.
+        lr_grid: The paper's grid of learning rates.
+        options: The paper's options, where they are not the defaults of the class.
+    """
+
+    name: str
+    title: str
     cls: type[Optimizer]
-    lr: float | None  # the paper's best on CIFAR-10 with ResNet18; None where it states none
+    lr: float | None
     lr_grid: tuple[float, ...]
-    options: tuple[tuple[str, Any], ...] = ()  # the paper's, where not the class's
+    options: tuple[tuple[str, float | bool], ...] = ()
 
     @property
     def has_alignment(self) -> bool:
+        """True for TAM, AdaTAM and AdaTAMW."""
         return hasattr(self.cls, "alignment")
 
-    def create(self, params: Any, **options: Any) -> Optimizer:
-        """The optimizer with the paper's options, those given here first."""
+    def create(self, params: ParamsT, **options: Any) -> Optimizer:
+        """Return the optimizer with the paper's options.
+
+        Args:
+            params: Parameters, named parameters or groups of either.
+            **options: Options in place of the paper's, `lr` among them.
+
+        Raises:
+            ValueError: If the paper states no lr and none is given.
+        """
         lr = options.pop("lr", self.lr)
         if lr is None:
             raise ValueError(f"{self.name}: the paper states no lr but a grid, {self.lr_grid}: give one")
-        given: dict[str, Any] = {"lr": lr, **dict(self.options), **options}
-        return self.cls(params, **given)
+        return self.cls(params, **{"lr": lr, **dict(self.options), **options})
 
 
-OPTIMIZERS: Mapping[str, Record] = MappingProxyType(
+OPTIMIZERS: Mapping[str, OptimizerInfo] = MappingProxyType(
     {
-        record.name: record
-        for record in (
-            Record("sgd", "SGD", torch.optim.SGD, 0.1, _IMAGES),
-            Record("sgdm", "SGDM", torch.optim.SGD, 0.1, _IMAGES, (("momentum", 0.9),)),
-            Record("tam", "TAM", TAM, 0.2, (0.2, 0.02, 0.002, 0.0002)),
-            Record("adam", "Adam", torch.optim.Adam, 0.001, _IMAGES),
-            Record("adamw", "AdamW", torch.optim.AdamW, None, _TEXT),
-            Record("angulargrad", "AngularGrad", AngularGrad, 0.001, _IMAGES),
-            Record("adatam", "AdaTAM", AdaTAM, 0.0001, _IMAGES, _PAPERS),
-            Record("adatamw", "AdaTAMW", AdaTAMW, None, _TEXT, _PAPERS),
+        info.name: info
+        for info in (
+            OptimizerInfo("sgd", "SGD", torch.optim.SGD, 0.1, _IMAGES),
+            OptimizerInfo("sgdm", "SGDM", torch.optim.SGD, 0.1, _IMAGES, (("momentum", 0.9),)),
+            OptimizerInfo("tam", "TAM", TAM, 0.2, (0.2, 0.02, 0.002, 0.0002)),
+            OptimizerInfo("adam", "Adam", torch.optim.Adam, 0.001, _IMAGES),
+            OptimizerInfo("adamw", "AdamW", torch.optim.AdamW, None, _TEXT),
+            OptimizerInfo("angulargrad", "AngularGrad", AngularGrad, 0.001, _IMAGES),
+            OptimizerInfo("adatam", "AdaTAM", AdaTAM, 0.0001, _IMAGES, _UNCORRECTED),
+            OptimizerInfo("adatamw", "AdaTAMW", AdaTAMW, None, _TEXT, _UNCORRECTED),
         )
     }
 )
 
 
-def get(name: str) -> Record:
-    """The record of this name."""
+def get(name: str) -> OptimizerInfo:
+    """Return the optimizer of this name.
+
+    Args:
+        name: A key of `OPTIMIZERS`, in upper or lower case.
+
+    Raises:
+        ValueError: If there is none of this name.
+
+    Example:
+        >>> import tam
+        >>> tam.registry.get("tam").lr
+        0.2
+    """
     name = name.lower()
     if name not in OPTIMIZERS:
         raise ValueError(f"optimizer {name!r}: must be one of {', '.join(OPTIMIZERS)}")

@@ -11,7 +11,7 @@ from tam.lab import demo
 from tam.registry import OPTIMIZERS
 
 
-def still(name: str) -> demo.Record:
+def still(name: str) -> demo.OptimizerInfo:
     """The optimizer at a learning rate at which nothing moves."""
     return replace(OPTIMIZERS[name], lr=0.0)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -384,6 +385,8 @@ def test_the_alignment_of_a_hand_over_goes_by_the_gain() -> None:
     with pytest.raises(ValueError, match=r"alignment=-0.5 with gain=3 gives TAM d = 0.*above -1"):
         tam.handover(first, SGD, alignment=-0.5)
     assert tam.handover(first, SGD, alignment=-0.5, lr=0.1).param_groups[0]["lr"] == 0.1
+    with pytest.raises(ValueError, match="TAM d = 0"):  # known from the options, without any buffers
+        tam.explain_handover(first, SGD, alignment=-0.5, lr=0.1, buffers="rescale")
 
 
 def test_refused_in_the_new_optimizer_too() -> None:
@@ -423,8 +426,8 @@ def test_bad_input(change: dict[str, Any], error: type[Exception], message: str)
 
 def test_the_plan_says_what_changes_and_why(capsys: pytest.CaptureFixture[str]) -> None:
     first = train(make(tam.TAM, weight_decay=1e-4), 2)
-    tam.explain_handover(first, SGD)
-    plan = capsys.readouterr().out
+    plan = repr(tam.explain_handover(first, SGD))
+    assert capsys.readouterr().out == ""
     assert plan.startswith("TAM -> SGD\n")
     said = [
         "lr 0.01 -> 0.005: times 0.5",
@@ -458,9 +461,35 @@ def test_the_plan_has_each_groups_own_options(capsys: pytest.CaptureFixture[str]
     assert [group["weight_decay"] for group in new.param_groups] == [pytest.approx(0.5), 0.0]
 
 
-def test_the_plan_says_that_a_momentum_is_lacking(capsys: pytest.CaptureFixture[str]) -> None:
-    tam.explain_handover(make(SGD, momentum=0.0), tam.TAM)
-    assert "momentum=0 is carried" in capsys.readouterr().out
+def test_the_plan_says_that_a_momentum_is_lacking() -> None:
+    assert "momentum=0 is carried" in repr(tam.explain_handover(make(SGD, momentum=0.0), tam.TAM))
+
+
+@pytest.mark.parametrize("buffers", [None, "keep", "rescale", "fresh"])
+@pytest.mark.parametrize("cls, to", [(SGD, tam.TAM), (tam.TAM, SGD), (Adam, tam.AdaTAM), (tam.TAM, tam.TAM)])
+def test_the_plan_without_buffers_says_nothing_of_a_first_step(
+    cls: type[Optimizer], to: type[Optimizer], buffers: Any
+) -> None:
+    plan = repr(tam.explain_handover(make(cls), to, buffers=buffers, alignment=0.5))
+    assert "buffers: none to carry" in plan and "first step" not in plan and "rescaled" not in plan
+    if to is not SGD:  # no state, so s does not start at 0.5 either
+        assert "alignment: starts at 0\n" in f"{plan}\n"
+        assert float(tam.handover(make(cls), to, buffers=buffers, alignment=0.5).alignment) == 0
+
+
+def test_the_plan_stays_as_it_was_made() -> None:
+    first = train(make(SGD, weight_decay=1e-4), 2)
+    plan = tam.explain_handover(first, tam.TAM, buffers="rescale")
+    text, groups = repr(plan), [dict(group) for group in plan.arguments]
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        plan.lr = 0.5  # type: ignore[misc]
+    one, other = plan.build(), plan.build()
+    assert type(one) is tam.TAM and one.param_groups[0] is not other.param_groups[0]
+    one.param_groups[0]["lr"] = first.param_groups[0]["lr"] = 7.0
+    first.state.clear()
+    assert repr(plan) == text and other.param_groups[0]["lr"] == 0.02
+    assert [group["lr"] for group in plan.arguments] == [0.02] == [group["lr"] for group in groups]
+    assert [list(group) for group in plan.arguments] == [list(group) for group in groups]
 
 
 def test_a_given_lr_is_what_the_next_scheduler_starts_from() -> None:

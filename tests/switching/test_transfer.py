@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 from typing import Any
 
 import pytest
@@ -32,10 +31,6 @@ def test_adams_rule_is_that_of_a_momentum_of_zero() -> None:
     # 2 (1 - beta1) / (1 + s*)
     assert tam.transfer_lr(1e-3, momentum=0.0, to_momentum=0.9) == pytest.approx(2e-4)
     assert tam.transfer_lr(1e-3, momentum=0.0, to_momentum=0.9, alignment=0.25) == pytest.approx(1.6e-4)
-
-
-def test_the_example_in_the_docstring() -> None:
-    assert doctest.testmod(transfer).attempted > 0 and doctest.testmod(transfer).failed == 0
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import io
+import pickle
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -492,6 +493,13 @@ def test_a_pickle_from_when_alignment_was_the_given_s() -> None:
     old.__setstate__(state)
     assert torch.equal(old.alignment, warmup.alignment)
     assert_same(train(copy.deepcopy(old), 7, start=2), train(copy.deepcopy(warmup), 7, start=2))
+
+
+def test_a_pickle_from_when_the_class_was_in_another_module() -> None:
+    warmup = train(tam_to_sgd(), SWITCH + 1)
+    old = pickle.dumps(warmup, protocol=2).replace(b"ctam.switching.warmup\n", b"ctam.warmup\n")
+    assert b"tam.switching" not in old
+    assert_same(train(pickle.loads(old), 3), train(warmup, 3))
 
 
 def test_repr_names_the_optimizer_at_work_and_the_steps_left() -> None:

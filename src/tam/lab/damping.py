@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 
 from tam import registry
 from tam.lab.store import LabError, TrialFolder
+from tam.optimizers.base import make_state
 from tam.optimizers.torque import TorqueOptimizer
 from tam.switching.warmup import Warmup
 
@@ -97,8 +98,8 @@ def watched(optimizer: Optimizer) -> list[Tensor]:
     active = optimizer.optimizer if isinstance(optimizer, Warmup) else optimizer
     if not isinstance(active, TorqueOptimizer):
         return []
-    active.make_state()
-    return active.segment_alignments()
+    make_state(active)
+    return active.segments.alignments()
 
 
 def keep_alignment(folder: TrialFolder, s: Tensor) -> None:

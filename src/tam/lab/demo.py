@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from tam._version import __version__
 from tam.lab import charts
-from tam.registry import OPTIMIZERS, Record
+from tam.registry import OPTIMIZERS, OptimizerInfo
 
 NAMES = ("sgd", "sgdm", "tam", "adam", "angulargrad", "adatam")
 BATCH = 64
@@ -85,7 +85,7 @@ def start(seed: int, epochs: int) -> Start:
     return Start((x[train], y[train]), (x[test], y[test]), model, orders)
 
 
-def train(record: Record, start: Start, after_epoch: Callable[[], object] = lambda: None) -> Run:
+def train(record: OptimizerInfo, start: Start, after_epoch: Callable[[], object] = lambda: None) -> Run:
     """Trains a copy of the start's model, at the paper's learning rate held constant."""
     model = copy.deepcopy(start.model)
     optimizer: Any = record.create(model.parameters(), weight_decay=0.0)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -58,7 +58,7 @@ class Config:
     schedule: str = "cosine"  # or "constant"; or "tail": constant, and a cosine to 0 in the last fifth
     halve_at: int | None = None  # the epoch from which lr is half of what the schedule says
     sgdm_from: int | None = None  # the epoch from which SGDM is at work, at the effective lr TAM had
-    buffers: str = "keep"  # or "rescale": what becomes of the momentum at the switch
+    buffers: Literal["keep", "rescale"] = "keep"  # what becomes of the momentum at the switch
     keep_at: tuple[int, ...] = ()  # epochs after which the state is kept, for copies to begin from
     order: int = 0  # of the batches: copies have others
     held_out: int = 10000  # images to validate on

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from torch.optim.optimizer import Optimizer, ParamsT
 from tam._warnings import warn_user
 from tam.optimizers.torque import TorqueOptimizer
 from tam.options import refuse_half
+from tam.switching import handover, match
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -178,28 +179,38 @@ class AdaTAM(TorqueOptimizer):
             >>> round(optimizer.param_groups[0]["lr"], 6)
             0.0002
         """
-        from tam.switching.handover import (
-            match,  # it knows all the optimizers, so it cannot be imported above
-        )
-
         adam = torch.optim.Adam(
             params, lr, betas, eps, weight_decay, amsgrad,
             foreach=foreach, maximize=maximize, capturable=capturable, differentiable=differentiable,
         )  # fmt: skip
-        return cast("Self", match(adam, cls, fused=fused, **options))
+        return match(adam, cls, fused=fused, **options)
 
     @classmethod
     def from_adam(cls, optimizer: Optimizer, **options: Any) -> Self:
-        """This optimizer in place of torch's Adam or AdamW; `tam.handover` says how."""
-        from tam.switching.handover import (
-            handover,  # it knows all the optimizers, so it cannot be imported above
-        )
+        """Return this optimizer in place of torch's Adam or AdamW, with its groups and buffers.
 
+        This is `tam.handover(optimizer, cls, **options)`.
+
+        Args:
+            optimizer: A `torch.optim.Adam` or `torch.optim.AdamW`.
+            **options: What `tam.handover` takes: `buffers`, `lr`, `alignment`, `scheduler`, `verbose`, and
+                options of the new optimizer.
+
+        Raises:
+            TypeError: If `optimizer` is neither of the two.
+            ValueError: If there is no rule for one of Adam's options; the message says what to do.
+
+        Example:
+            >>> import torch, tam
+            >>> adam = torch.optim.Adam(torch.nn.Linear(3, 1).parameters(), lr=1e-3)
+            >>> round(tam.AdaTAM.from_adam(adam).param_groups[0]["lr"], 6)
+            0.0002
+        """
         if not isinstance(optimizer, (torch.optim.Adam, torch.optim.AdamW)):
             raise TypeError(
                 f"from_adam takes torch's Adam or AdamW, not {type(optimizer).__name__}: use tam.handover"
             )
-        return cast("Self", handover(optimizer, cls, **options))
+        return handover(optimizer, cls, **options)
 
 
 class AdaTAMW(AdaTAM):
@@ -296,12 +307,8 @@ class AdaTAMW(AdaTAM):
             >>> round(optimizer.param_groups[0]["lr"], 6), round(optimizer.param_groups[0]["weight_decay"], 6)
             (0.0002, 0.5)
         """
-        from tam.switching.handover import (
-            match,  # it knows all the optimizers, so it cannot be imported above
-        )
-
         adamw = torch.optim.AdamW(
             params, lr, betas, eps, weight_decay, amsgrad,
             foreach=foreach, maximize=maximize, capturable=capturable, differentiable=differentiable,
         )  # fmt: skip
-        return cast("Self", match(adamw, cls, fused=fused, **options))
+        return match(adamw, cls, fused=fused, **options)

@@ -10,6 +10,7 @@ from torch.optim.optimizer import ParamsT
 
 from tam.optimizers.base import Base
 from tam.optimizers.checkpoint import describe_parameter
+from tam.options import Method
 from tam.sharding import Exchange, shard_groups
 from tam.step import angular
 from tam.step.eager import Arithmetic, Bucket, GroupOptions, full_like_param
@@ -53,7 +54,7 @@ class AngularGrad(Base):
         eps: float = 1e-8,
         weight_decay: float = 0.0,
         *,
-        method: angular.Method = "cos",
+        method: Method = "cos",
         vote: bool = False,
         maximize: bool = False,
         foreach: bool | None = None,

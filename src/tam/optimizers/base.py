@@ -283,3 +283,11 @@ class Base(Optimizer):
                 if "step" in self._state_keys and "step" in state:
                     home = p.device if group["capturable"] else torch.device("cpu")
                     state["step"] = state["step"].to(home, torch.float32)
+
+
+def make_state(optimizer: Base) -> bool:
+    """Make the state of parameters at their first gradient. Return True if any has a gradient."""
+    params: list[Tensor] = []
+    for group in optimizer.param_groups:
+        optimizer._init_group(group, params, [])
+    return bool(params)

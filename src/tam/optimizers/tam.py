@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer, ParamsT
 
 from tam.optimizers.torque import TorqueOptimizer
+from tam.switching import handover, match
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -134,24 +135,34 @@ class TAM(TorqueOptimizer):
             >>> optimizer.param_groups[0]["lr"]
             0.2
         """
-        from tam.switching.handover import (
-            match,  # it knows all the optimizers, so it cannot be imported above
-        )
-
         # `fused` is ours: torch's fused SGD does not take the same tensors.
         sgd = torch.optim.SGD(
             params, lr, momentum, dampening, weight_decay, nesterov,
             maximize=maximize, foreach=foreach, differentiable=differentiable,
         )  # fmt: skip
-        return cast("Self", match(sgd, cls, fused=fused, **options))
+        return match(sgd, cls, fused=fused, **options)
 
     @classmethod
     def from_sgd(cls, optimizer: Optimizer, **options: Any) -> Self:
-        """This optimizer in place of torch's SGD; `tam.handover` says how."""
-        from tam.switching.handover import (
-            handover,  # it knows all the optimizers, so it cannot be imported above
-        )
+        """Return this optimizer in place of torch's SGD, with its groups and buffers.
 
+        This is `tam.handover(optimizer, cls, **options)`.
+
+        Args:
+            optimizer: A `torch.optim.SGD`.
+            **options: What `tam.handover` takes: `buffers`, `lr`, `alignment`, `scheduler`, `verbose`, and
+                options of the new optimizer.
+
+        Raises:
+            TypeError: If `optimizer` is no `torch.optim.SGD`.
+            ValueError: If there is no rule for one of SGD's options; the message says what to do.
+
+        Example:
+            >>> import torch, tam
+            >>> sgd = torch.optim.SGD(torch.nn.Linear(3, 1).parameters(), lr=0.1, momentum=0.9)
+            >>> tam.TAM.from_sgd(sgd).param_groups[0]["lr"]
+            0.2
+        """
         if not isinstance(optimizer, torch.optim.SGD):
             raise TypeError(f"from_sgd takes torch's SGD, not {type(optimizer).__name__}: use tam.handover")
-        return cast("Self", handover(optimizer, cls, **options))
+        return handover(optimizer, cls, **options)

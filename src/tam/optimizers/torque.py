@@ -12,7 +12,7 @@ from torch._compile import _disable_dynamo
 from torch.nn import Parameter
 from torch.optim.optimizer import ParamsT
 
-from tam.optimizers.base import Base
+from tam.optimizers.base import Base, make_state
 from tam.optimizers.checkpoint import LATER, is_dense_real
 from tam.segments import Segments
 from tam.sharding import Exchange, ShardGroup, is_dtensor, verdicts_differ
@@ -42,7 +42,7 @@ class TorqueOptimizer(Base):
     adaptive: ClassVar[bool] = False  # is the step divided by the root of v?
     decoupled: ClassVar[bool] = False  # is the weight decay outside the gradient?
 
-    segments: Segments  # type: ignore[assignment]
+    segments: Segments
 
     def __init__(
         self,
@@ -160,11 +160,9 @@ class TorqueOptimizer(Base):
                 raise RuntimeError(f"fused=True is not possible: {reason}")
             return False
         self._check_step()
-        moved: list[Tensor] = []
-        for group in self.param_groups:
-            self._init_group(group, moved, [])
+        has_gradients = make_state(self)
         exchange = self._current_exchange(found_inf) if self._is_sharded() else None
-        if not moved:
+        if not has_gradients:
             return exchange is None  # otherwise the other ranks wait for this one
         self.segments.move_state_to_params(self._state_keys)
         self.tables = FusedTables(self._table_inputs(exchange))
@@ -293,7 +291,7 @@ class TorqueOptimizer(Base):
             segments = Segments(self, self._momentum_key)
             segments.grad_norm = state["_grad_norm"]
             groups = {name: state[name] for name in ("defaults", "state", "param_groups")}
-            fresh = {"tables": None, "_captured": [], "_exchange": None}
+            fresh: dict[str, Any] = {"tables": None, "_captured": [], "_exchange": None}
             state = {**groups, **fresh, "segments": segments, "shards": state["_shards"]}
         super().__setstate__(state)
         self.segments.attach(self)

@@ -80,7 +80,7 @@ class Exchange:
         self.rows_of_group = [
             [i for i, (_, groups) in enumerate(self.shares) if group in groups] for group in self.groups
         ]
-        self._index_tensors: dict[tuple[torch.device | int, ...], Tensor] = {}
+        self._index_tensors: dict[tuple[object, ...], Tensor] = {}
 
     def fits(self, segments: list[list[Tensor]], scope: str, shards: ShardGroup | None) -> bool:
         """Return True if this is the exchange of these parameters and options."""

@@ -41,7 +41,8 @@ class ShardGroup:
                 )
             return None
         if not dist.is_available() or not isinstance(group, dist.ProcessGroup):
-            outside = " (this rank is not in it)" if group == dist.GroupMember.NON_GROUP_MEMBER else ""
+            not_in_group: object = dist.GroupMember.NON_GROUP_MEMBER
+            outside = " (this rank is not in it)" if group == not_in_group else ""
             raise ValueError(
                 "shard_group must be a torch.distributed process group this rank is in, "
                 f"got {group!r}{outside}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import partial
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -53,8 +53,8 @@ def settle(sums: Tensor, s: Tensor, smoothing: float | Tensor) -> Tensor:
 def damping_of(s: Number, gain: float | Tensor = 1.0) -> Number:
     """Return d = (1 + clip(gain s, -1, 1)) / 2, of a number or of a tensor of them."""
     if isinstance(gain, Tensor) or gain != 1:
-        scaled = gain * s
-        s = scaled.clamp(-1.0, 1.0) if isinstance(scaled, Tensor) else min(max(scaled, -1.0), 1.0)
+        scaled: Any = gain * s
+        s = cast("Number", scaled.clamp(-1, 1) if isinstance(scaled, Tensor) else min(max(scaled, -1), 1))
     return (1 + s) / 2
 
 
@@ -136,7 +136,7 @@ class EagerBackend:
         if exchange is None:
             s = settle(sums, before, rule.smoothing)
         else:
-            totals = torch.stack([shares.sum(0) for shares in sums[:-1].split(exchange.share_counts)])
+            totals = torch.stack([shares.sum(0) for shares in torch.split(sums[:-1], exchange.share_counts)])
             # A rank without a GradScaler does not read the others' verdict, but must keep s as they do.
             takes_part = (totals[:, Sum.PRESENT] > 0) & (sums[-1, FOUND_INF] == 0)
             s = torch.where(takes_part, settle(totals[:, : Sum.PRESENT], before, rule.smoothing), before)

@@ -4,101 +4,80 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import (
-    ChainedScheduler,
-    ConstantLR,
-    CosineAnnealingLR,
-    CosineAnnealingWarmRestarts,
-    CyclicLR,
-    ExponentialLR,
-    LambdaLR,
-    LinearLR,
-    LRScheduler,
-    MultiplicativeLR,
-    MultiStepLR,
-    OneCycleLR,
-    PolynomialLR,
-    ReduceLROnPlateau,
-    SequentialLR,
-    StepLR,
-)
-from torch.optim.swa_utils import SWALR
+from torch import Tensor
+from torch.optim import Optimizer, lr_scheduler, swa_utils
+from torch.optim.lr_scheduler import LRScheduler
 
 from tam._warnings import warn_user
+from tam.switching.transfer import ParamGroup
+
+Schedulers = LRScheduler | Sequence[LRScheduler]
+Rates = dict[str, float | Tensor | list[float | Tensor]]  # attributes of a scheduler, in units of lr
 
 # What schedulers put into a group in units of lr.
-RATES = ("initial_lr", "max_lr", "min_lr", "swa_lr")
+GROUP_RATES = ("initial_lr", "max_lr", "min_lr", "swa_lr")
 
 # What a scheduler keeps itself in units of lr: a list has one value per group, a number is for all groups.
-_ANY = ("base_lrs", "_last_lr")
-_OWN: dict[type[LRScheduler], tuple[str, ...]] = {
-    ChainedScheduler: (),
-    ConstantLR: (),
-    CosineAnnealingLR: ("eta_min",),
-    CosineAnnealingWarmRestarts: ("eta_min",),
-    CyclicLR: ("max_lrs",),
-    ExponentialLR: (),
-    LambdaLR: (),
-    LinearLR: (),
-    MultiplicativeLR: (),
-    MultiStepLR: (),
-    OneCycleLR: (),
-    PolynomialLR: (),
-    ReduceLROnPlateau: ("min_lrs", "default_min_lr", "eps"),
-    SequentialLR: (),
-    StepLR: (),
-    SWALR: (),
+_COMMON_RATES = ("base_lrs", "_last_lr")
+_RATES_BY_CLASS: dict[type[LRScheduler], tuple[str, ...]] = {
+    lr_scheduler.CosineAnnealingLR: ("eta_min",),
+    lr_scheduler.CosineAnnealingWarmRestarts: ("eta_min",),
+    lr_scheduler.CyclicLR: ("max_lrs",),
+    lr_scheduler.ReduceLROnPlateau: ("min_lrs", "default_min_lr", "eps"),
 }
+_WITHOUT_OTHER_RATES = (
+    lr_scheduler.ChainedScheduler, lr_scheduler.ConstantLR, lr_scheduler.ExponentialLR, lr_scheduler.LambdaLR,
+    lr_scheduler.LinearLR, lr_scheduler.MultiplicativeLR, lr_scheduler.MultiStepLR, lr_scheduler.OneCycleLR,
+    lr_scheduler.PolynomialLR, lr_scheduler.SequentialLR, lr_scheduler.StepLR, swa_utils.SWALR,
+)  # fmt: skip
 
 
-def find_schedulers(scheduler: Any, optimizer: Optimizer) -> list[LRScheduler]:
+def find_schedulers(scheduler: Schedulers, optimizer: Optimizer) -> list[LRScheduler]:
     """Return the scheduler, or those of a list, and all inside them; raise if one cannot be re-attached."""
-    found: list[LRScheduler] = []
-    for one in scheduler if isinstance(scheduler, (list, tuple)) else [scheduler]:
-        kind = type(one).__name__
-        if not isinstance(one, LRScheduler):
+    schedulers: list[LRScheduler] = []
+    for outer in scheduler if isinstance(scheduler, (list, tuple)) else [scheduler]:
+        kind = type(outer).__name__
+        if not isinstance(outer, LRScheduler):
             raise TypeError(f"scheduler must be a torch LRScheduler or a list of them, got a {kind}")
-        if type(one) not in _OWN:
+        if type(outer) not in (*_RATES_BY_CLASS, *_WITHOUT_OTHER_RATES):
             raise ValueError(
                 f"scheduler must be one of torch's own, got a {kind}, which may keep unknown values in units "
                 "of lr: make a new one on the new optimizer, and give scheduler=[]"
             )
-        if one.optimizer is not optimizer:
+        if outer.optimizer is not optimizer:
             raise ValueError(
                 f"scheduler must hold the optimizer that is handed over, but this {kind} holds another one, "
-                f"a {type(one.optimizer).__name__}"
+                f"a {type(outer.optimizer).__name__}"
             )
-        inside = find_schedulers(list(getattr(one, "_schedulers", ())), optimizer)
-        found += [each for each in (one, *inside) if not any(each is other for other in found)]
-    return found
+        inside = find_schedulers(list(getattr(outer, "_schedulers", ())), optimizer)
+        schedulers += [each for each in (outer, *inside) if not any(each is other for other in schedulers)]
+    return schedulers
 
 
 def convert_schedulers(
     schedulers: Sequence[LRScheduler],
     factors: Sequence[float],
-    before: Sequence[dict[str, Any]],
-    after: Sequence[dict[str, Any]],
-) -> list[tuple[LRScheduler, dict[str, Any]]]:
+    before: Sequence[ParamGroup],
+    after: Sequence[ParamGroup],
+) -> tuple[tuple[LRScheduler, Rates], ...]:
     """Return what each scheduler will keep in units of lr, given the groups before and after."""
     for scheduler in schedulers:
         _check_cycled_momentum(scheduler, before, after)
-    return [(scheduler, _converted(scheduler, factors)) for scheduler in schedulers]
+    return tuple((scheduler, _convert_rates(scheduler, factors)) for scheduler in schedulers)
 
 
-def _converted(scheduler: LRScheduler, factors: Sequence[float]) -> dict[str, Any]:
+def _convert_rates(scheduler: LRScheduler, factors: Sequence[float]) -> Rates:
     """Return the scheduler's attributes in units of lr, times the factor of each group."""
-    converted: dict[str, Any] = {}
-    for name in (*_ANY, *_OWN[type(scheduler)]):
+    rates: Rates = {}
+    for name in (*_COMMON_RATES, *_RATES_BY_CLASS.get(type(scheduler), ())):
         value = getattr(scheduler, name, None)
         if isinstance(value, (list, tuple)):
             # New lists of new values: a SequentialLR shares its list with a scheduler inside, and torch 2.6
             # its tensors with the groups. After add_param_group the list may be too short.
-            converted[name] = [x * factor for x, factor in zip(value, factors, strict=False)]
+            rates[name] = [x * factor for x, factor in zip(value, factors, strict=False)]
         elif value and name == "eps":
-            converted[name] = value * min(factors)  # a change of lr that is too small to make
+            rates[name] = value * min(factors)  # a change of lr that is too small to make
         elif value:
             if not all(math.isclose(factor, factors[0], rel_tol=1e-9) for factor in factors):
                 raise ValueError(
@@ -106,12 +85,12 @@ def _converted(scheduler: LRScheduler, factors: Sequence[float]) -> dict[str, An
                     f"are multiplied by {', '.join(f'{factor:.6g}' for factor in factors)}: set "
                     f"scheduler.{name} = 0, or make a new scheduler and give scheduler=[]"
                 )
-            converted[name] = value * factors[0]
-    return converted
+            rates[name] = value * factors[0]
+    return rates
 
 
 def _check_cycled_momentum(
-    scheduler: LRScheduler, before: Sequence[dict[str, Any]], after: Sequence[dict[str, Any]]
+    scheduler: LRScheduler, before: Sequence[ParamGroup], after: Sequence[ParamGroup]
 ) -> None:
     """Raise if the scheduler cycles a momentum that the new groups do not have, or have another value of."""
     key = cycled_option(scheduler)
@@ -136,14 +115,14 @@ def cycled_option(scheduler: LRScheduler) -> str | None:
     return "betas" if getattr(scheduler, "use_beta1", False) else "momentum"
 
 
-def reattach(converted: Sequence[tuple[LRScheduler, dict[str, Any]]], old: Optimizer, new: Optimizer) -> None:
+def reattach(schedulers: Sequence[tuple[LRScheduler, Rates]], old: Optimizer, new: Optimizer) -> None:
     """Let the schedulers set the new optimizer's lr, with the converted values."""
-    if any(hasattr(scheduler, "_step_count") for scheduler, _ in converted):
+    if any(hasattr(scheduler, "_step_count") for scheduler, _ in schedulers):
         _Counter(new)
         new._opt_called = getattr(old, "_opt_called", False)  # type: ignore[attr-defined]
-    for scheduler, values in converted:
+    for scheduler, rates in schedulers:
         scheduler.optimizer = new
-        vars(scheduler).update(values)
+        vars(scheduler).update(rates)
 
 
 class _Counter(LRScheduler):
@@ -156,17 +135,16 @@ class _Counter(LRScheduler):
         """Leave the lr alone."""
 
 
-def is_held(optimizer: Optimizer) -> bool:
-    """Return True if a scheduler was made for the optimizer; a ReduceLROnPlateau leaves no trace."""
-    return any("initial_lr" in group for group in optimizer.param_groups)
+def has_scheduler(groups: Sequence[ParamGroup]) -> bool:
+    """Return True if a scheduler was made for the optimizer of these; a ReduceLROnPlateau leaves no trace."""
+    return any("initial_lr" in group for group in groups)
 
 
-def warn_if_held(optimizer: Optimizer, to: type[Optimizer]) -> None:
+def warn_if_scheduled(optimizer: Optimizer, to: type[Optimizer]) -> None:
     """Warn that a scheduler stays behind."""
-    if not is_held(optimizer):
-        return
-    warn_user(
-        f"a scheduler sets the lr of this {type(optimizer).__name__} and will not set that of the new "
-        f"{to.__name__}, whose lr stays as it is now: give scheduler= to re-attach it, or scheduler=[] if "
-        "you make a new one"
-    )
+    if has_scheduler(optimizer.param_groups):
+        warn_user(
+            f"a scheduler sets the lr of this {type(optimizer).__name__} and will not set that of the new "
+            f"{to.__name__}, whose lr stays as it is now: give scheduler= to re-attach it, or scheduler=[] "
+            "if you make a new one"
+        )

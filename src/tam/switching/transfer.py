@@ -3,36 +3,50 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
-from tam.optimizers import TAM, AdaTAM
 from tam.options import below_one, learning_rate
 from tam.step.rule import damping_of
 
 LR = TypeVar("LR", float, Tensor)
+LRFamily = Literal["sgd", "adam"]
+ParamGroup = dict[str, Any]  # as in `optimizer.param_groups`
+GroupOfClass = tuple[type[Optimizer], ParamGroup]  # a group, and the class of its optimizer
 
 NEGLIGIBLE = 1e-6  # a floor the paper's equation leaves out ("epsilon << 1")
 
+# What torch's classes lack: our optimizers have the class attributes `lr_family` and `decoupled`.
+_TORCH_FAMILIES: dict[type[Optimizer], LRFamily] = {SGD: "sgd", Adam: "adam", AdamW: "adam"}
+
 
 def transfer_lr(
-    lr: LR, *, momentum: float = 0.9, to_momentum: float | None = None, alignment: float = 0.0
+    lr: LR, *, momentum: float = 0.9, to_momentum: float | None = None, alignment: float | Tensor = 0.0
 ) -> LR:
-    r"""SGDM's tuned learning rate as TAM's (the paper's section on learning rate transfer).
+    r"""Convert a learning rate tuned for SGD with momentum into one for TAM.
 
-    .. math:: \eta_{TAM} = \frac{2 (1 - \beta_{TAM})}{(1 + s^*) (1 - \beta_{SGDM})} \eta_{SGDM}
+    This is the rule of the paper's section on learning rate transfer:
 
-    Adam's momentum is an average, so that its effective lr is lr itself, as SGD's without momentum:
-    `transfer_lr(lr, momentum=0.0, to_momentum=0.9)` is Adam's lr as AdaTAM's. Divide AdamW's weight
-    decay by the same factor: the decay of a step is lr times lambda.
+    $$\eta_{TAM} = \frac{2 (1 - \beta_{TAM})}{(1 + s^*) (1 - \beta_{SGDM})} \eta_{SGDM}$$
+
+    Adam's momentum is an average, so its effective lr is lr itself, like that of SGD without momentum:
+    `transfer_lr(lr, momentum=0.0, to_momentum=0.9)` converts Adam's lr into AdaTAM's. Divide AdamW's weight
+    decay by the same factor: one step decays by lr times $\lambda$.
 
     Args:
-        lr: SGDM's learning rate, a float or a tensor
-        momentum: SGDM's momentum
-        to_momentum: TAM's momentum, where it differs
-        alignment: s*, the value s settles at; near 0 in the paper
+        lr: SGD's learning rate, a float or a tensor.
+        momentum: SGD's momentum $\beta_{SGDM}$.
+        to_momentum: TAM's momentum $\beta_{TAM}$; None means the same as `momentum`.
+        alignment: $s^*$, the value at which the alignment settles (near 0 in the paper): a number, or a CPU
+            tensor with one.
+
+    Returns:
+        TAM's learning rate, of the same type as `lr`.
+
+    Raises:
+        ValueError: If a value is outside its range: momenta in [0, 1), `alignment` in (-1, 1], `lr` >= 0.
 
     Example:
         >>> import tam
@@ -47,7 +61,7 @@ def transfer_lr(
     return lr * (2 * (1 - to_momentum) / ((1 + alignment) * (1 - momentum)))
 
 
-def check_alignment(alignment: Any) -> float:
+def check_alignment(alignment: float | Tensor) -> float:
     """Return s* as a number. It must leave gradients some weight, and is not read from a device."""
     value = alignment
     if isinstance(value, Tensor) and value.numel() == 1 and value.device.type == "cpu":
@@ -57,35 +71,41 @@ def check_alignment(alignment: Any) -> float:
     return float(value)
 
 
-def family(cls: type[Optimizer]) -> str | None:
-    """Which optimizers share a meaning of lr and buffers: "sgd", "adam", or None for all others."""
-    if issubclass(cls, (SGD, TAM)):
-        return "sgd"
-    return "adam" if issubclass(cls, (Adam, AdamW, AdaTAM)) else None
+def family(cls: type[Optimizer]) -> LRFamily | None:
+    """Return which optimizers share a meaning of lr and buffers: "sgd", "adam", or None for all others."""
+    if is_torque(cls):
+        return cls.lr_family  # type: ignore[attr-defined, no-any-return]
+    return next((_TORCH_FAMILIES[base] for base in cls.__mro__ if base in _TORCH_FAMILIES), None)
 
 
-def settled_step(cls: type[Optimizer], group: Mapping[str, Any], alignment: Any = 0.0) -> Any:
+def is_torque(cls: type[Optimizer]) -> bool:
+    """Return True for TAM, AdaTAM, AdaTAMW and their subclasses."""
+    return hasattr(cls, "lr_family")
+
+
+def is_decoupled(cls: type[Optimizer], group: Mapping[str, Any]) -> bool:
+    """Return True if weight decay is outside the gradient."""
+    return bool(getattr(cls, "decoupled", issubclass(cls, AdamW)) or group.get("decoupled_weight_decay"))
+
+
+def settled_step(cls: type[Optimizer], group: Mapping[str, Any], alignment: float = 0.0) -> float:
     """Return the settled step in units of lr: times the gradient ("sgd") or the normalised one ("adam").
 
-    lr times this is the effective learning rate. `alignment` is s, a number or a tensor.
+    lr times this is the effective learning rate.
     """
-    weight: Any = 1.0
-    if issubclass(cls, (TAM, AdaTAM)):
+    is_average = not is_torque(cls) or group.get("ema", False)
+    if family(cls) != "sgd" and is_average:
+        return 1.0
+    weight = 1.0
+    if is_torque(cls):
         weight = damping_of(alignment, group.get("gain", 1.0))
         if group["floor"] > NEGLIGIBLE:
             weight = weight + group["floor"]
-    if family(cls) == "sgd":
-        return weight / (1 - group["momentum"])
-    if issubclass(cls, AdaTAM) and not group["ema"]:
-        return weight / (1 - group["betas"][0])
-    return 1.0  # the momentum is an average
+    beta: float = group["momentum"] if family(cls) == "sgd" else group["betas"][0]
+    return weight / (1 - beta)
 
 
-def settled_steps(
-    before: tuple[type[Optimizer], Mapping[str, Any]],
-    after: tuple[type[Optimizer], Mapping[str, Any]],
-    alignment: float,
-) -> tuple[float, float]:
+def settled_steps(before: GroupOfClass, after: GroupOfClass, alignment: float) -> tuple[float, float]:
     """Return the settled steps of a group before and after; raise if one is 0, which has no ratio."""
     steps = []
     for cls, group in (before, after):

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, overload
 
 from torch import Tensor
@@ -11,38 +10,54 @@ from torch._compile import _disable_dynamo
 from torch.optim import Optimizer
 
 from tam._load_hooks import hooks_around_load
+from tam._warnings import warn_user
 from tam._wrappers import unwrap
 from tam.sharding import set_shards, shards_of
-from tam.switching.handover import WARMUP, NoRuleError, Plan, carry, choose_buffers, plan, refuse
-from tam.switching.transfer import check_alignment
+from tam.switching.carry import Buffers, carry_buffers
+from tam.switching.plan import Plan
+from tam.switching.rules import WARMUP_KEYS, NoRuleError, choose_buffers, explain_handover, refuse_options
+from tam.switching.transfer import ParamGroup, check_alignment
 
-Factory = Callable[[list[dict[str, Any]]], Optimizer]
+Factory = Callable[[list[ParamGroup]], Optimizer]
 
-STEPS, TAKEN, RATIO = WARMUP
+STEPS, STEP, RATIO = WARMUP_KEYS
 _AMP = ("grad_scale", "found_inf")  # where GradScaler leaves unscaling to the step
 
 
 class Warmup(Optimizer):
-    """`first` for a number of steps, then another optimizer on the same parameters.
+    """Use one optimizer for a number of steps, then another one on the same parameters.
 
     The paper's warm-up: `Warmup(tam.TAM(params, lr=0.2), torch.optim.SGD, steps)`.
 
-    `alignment`, `damping` and `grad_norm` are the readings of the optimizer at work, where it has them.
-
     There is one list `param_groups`, and `group["lr"]` always belongs to the scheduler: after the switch the
     second optimizer uses it times a fixed ratio, `group["warmup_ratio"]`. All other options in a group are
-    those of the optimizer at work. Steps are counted as calls of `step`, one that GradScaler skips inside a
-    fused step included, since the host does not know of it.
+    those of the active optimizer. Steps are counted as calls of `step`. A step that GradScaler skips inside
+    a fused step counts, too, since the host does not know of it.
 
     Args:
-        first: the optimizer to begin with; leave its steps to this one
-        then: a class, whose options are carried over as by `handover`; or a function that makes the second
+        first: The optimizer to begin with; leave its steps to this one.
+        then: A class, whose options are carried over as by `handover`; or a function that makes the second
             optimizer, all of its options included, from a list of groups that have parameters and nothing
-            else: `lambda groups: torch.optim.Adam(groups, lr=1e-3)`. It is called now, to see that it works,
-            and at the switch
-        steps: how many steps `first` takes
-        buffers: "keep", "rescale" or "fresh", as for `handover`
-        alignment: s*, as for `handover`
+            else: `lambda groups: torch.optim.Adam(groups, lr=1e-3)`. The function is called now, to see that
+            it works, and at the switch.
+        steps: How many steps `first` takes.
+        buffers: "keep", "rescale" or "fresh", as for `handover`.
+        alignment: $s^*$, as for `handover`.
+
+    Raises:
+        TypeError: If `first` is no optimizer or a Warmup, or `then` is neither a class nor a function that
+            makes an optimizer.
+        ValueError: If `steps` is not a whole number above 0, or there is no rule for the pair or an option.
+
+    Example:
+        >>> import torch, tam
+        >>> p = torch.nn.Parameter(torch.ones(3))
+        >>> optimizer = tam.Warmup(tam.TAM([p], lr=0.2), torch.optim.SGD, steps=2)
+        >>> for _ in range(2):
+        ...     p.square().sum().backward()
+        ...     optimizer.step()
+        >>> type(optimizer.optimizer).__name__, optimizer.param_groups[0]["warmup_ratio"]
+        ('SGD', 0.5)
     """
 
     def __init__(
@@ -51,8 +66,8 @@ class Warmup(Optimizer):
         then: type[Optimizer] | Factory,
         steps: int,
         *,
-        buffers: str | None = None,
-        alignment: float = 0.0,
+        buffers: Buffers | None = None,
+        alignment: float | Tensor = 0.0,
     ) -> None:
         if not isinstance(first, Optimizer) or isinstance(first, Warmup):
             raise TypeError(f"first must be an optimizer and no Warmup, got a {type(first).__name__}")
@@ -61,31 +76,31 @@ class Warmup(Optimizer):
         if isinstance(steps, bool) or not isinstance(steps, int) or steps <= 0:
             raise ValueError(f"steps must be a whole number above 0, got {steps!r}")
         if hasattr(first.step, "_wrapped_by_lr_sched"):
-            warnings.warn(
+            warn_user(
                 f"a scheduler sets the lr of this {type(first).__name__} and will not set that of the second "
-                "optimizer: make the scheduler on the Warmup",
-                UserWarning,
-                stacklevel=2,
+                "optimizer: make the scheduler on the Warmup"
             )
         super().__init__(first.param_groups, first.defaults)
         self.first, self.then, self.buffers = first, then, buffers
         self.settled_alignment = check_alignment(alignment)
         self._second: Optimizer | None = None
         self.param_groups, self.state = first.param_groups, first.state
-        # Made once now, so that what cannot be done is known before the training begins.
-        second = self._template = self._make_second()
+        # Made once now: what cannot be done is known before the training begins.
+        second, plan = self._make_second()
+        self._template = second
         set_shards(first, shards_of(second))
         if choose_buffers(type(first), type(second), buffers) != "fresh":
-            for i, (ours, theirs) in enumerate(_pairs(first, second)):
-                refuse(i, type(first), ours, 'set first.{setting}, or give buffers="fresh"')
-                refuse(i, type(second), theirs, 'make it with {name}={harmless!r}, or give buffers="fresh"')
-        self._kinds = [_kind(first), _kind(second)]
-        for group, ratio in zip(first.param_groups, self._ratios(second), strict=True):
-            group |= {STEPS: steps, TAKEN: 0, RATIO: ratio}
+            remedies = "set first.{setting}", "make it with {name}={harmless!r}"
+            for optimizer, remedy in zip((first, second), remedies, strict=True):
+                for i, group in enumerate(optimizer.param_groups):
+                    refuse_options(i, type(optimizer), group, f'{remedy}, or give buffers="fresh"')
+        self._kinds = [_momentum_option(first), _momentum_option(second)]
+        for group, ratio in zip(first.param_groups, self._lr_ratios(second, plan), strict=True):
+            group |= {STEPS: steps, STEP: 0, RATIO: ratio}
 
     @property
     def optimizer(self) -> Optimizer:
-        """The optimizer that takes the next step."""
+        """The active optimizer: the one that takes the next step."""
         return self.first if self._second is None else self._second
 
     @property
@@ -95,33 +110,33 @@ class Warmup(Optimizer):
 
     @property
     def switched(self) -> bool:
-        """Whether the second optimizer is at work."""
+        """True if the second optimizer is the active one."""
         return self._second is not None
 
     @property
     def alignment(self) -> Tensor:
-        """s of the last step, as the optimizer at work has it."""
+        """s of the last step; AttributeError if the active optimizer has none."""
         return self._reading("alignment")
 
     @property
     def damping(self) -> Tensor:
-        """d of the last step, as the optimizer at work has it."""
+        """d of the last step; AttributeError if the active optimizer has none."""
         return self._reading("damping")
 
     @property
     def grad_norm(self) -> Tensor:
-        """|g| of the last step, as the optimizer at work has it."""
+        """|g| of the last step; AttributeError if the active optimizer has none."""
         return self._reading("grad_norm")
 
     def _reading(self, name: str) -> Tensor:
-        """Return a reading of the optimizer at work; an AttributeError where it has none, for hasattr."""
+        """Return a reading of the active optimizer; raise AttributeError, for hasattr, if it has none."""
         if not hasattr(type(self.optimizer), name):
             raise AttributeError(f"Warmup has no {name} now: {type(self.optimizer).__name__} is at work")
         return getattr(self.optimizer, name)  # type: ignore[no-any-return]
 
     def __repr__(self) -> str:
         group = self.param_groups[0]
-        left = max(group[STEPS] - group[TAKEN], 0)
+        left = max(group[STEPS] - group[STEP], 0)
         now = f"{type(unwrap(self)).__name__} at work, {left} of {group[STEPS]} warm-up steps left"
         _, _, groups = super().__repr__().partition("\n")
         return f"{type(self).__name__} ({now}\n{groups}"
@@ -137,25 +152,31 @@ class Warmup(Optimizer):
     # (torch.compiler.disable would import the compiler with this module.)
     @_disable_dynamo(recursive=False)
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """One step of the optimizer at work; after the last one of the first, the hand-over."""
-        self._check_cycled()
+        """Take one step of the active optimizer; after the last one of the first, hand over.
+
+        Args:
+            closure: A function that computes the loss and its gradients again.
+
+        Returns:
+            What the closure returns, or None without one.
+        """
+        self._check_cycled_momentum()
         active = self.optimizer
         if self._second is not None:
             self._lend(self._second)
-        for name in _AMP:
-            if hasattr(self, name):
-                setattr(active, name, getattr(self, name))
+        amp_inputs = [name for name in _AMP if hasattr(self, name)]
+        for name in amp_inputs:
+            setattr(active, name, getattr(self, name))
         try:
             loss: float | None = active.step(closure)
         finally:
-            for name in _AMP:
-                if hasattr(self, name):
-                    delattr(active, name)
+            for name in amp_inputs:
+                delattr(active, name)
         # Now and not before the next step: GradScaler asks beforehand what the step can do.
-        if self._second is None and self.param_groups[0][TAKEN] + 1 >= self.param_groups[0][STEPS]:
+        if self._second is None and self.param_groups[0][STEP] + 1 >= self.param_groups[0][STEPS]:
             self._switch()
         for group in self.param_groups:
-            group[TAKEN] += 1
+            group[STEP] += 1
         return loss
 
     @property
@@ -163,7 +184,7 @@ class Warmup(Optimizer):
         return bool(getattr(self.optimizer, "_step_supports_amp_scaling", False))
 
     def _lend(self, second: Optimizer) -> None:
-        """The options as they stand in our groups, lr times the ratio."""
+        """Write the options as they stand in our groups, lr times the ratio, to the second optimizer."""
         for ours, group in zip(self.param_groups, second.param_groups, strict=True):
             group |= {k: ours[k] for k in second.defaults if k != "lr"}
             if isinstance(ours["lr"], Tensor):
@@ -173,8 +194,8 @@ class Warmup(Optimizer):
             else:
                 group["lr"] = ours["lr"] * ours[RATIO]
 
-    def _check_cycled(self) -> None:
-        """Refuses a scheduler that writes a momentum which one of the two optimizers does not have."""
+    def _check_cycled_momentum(self) -> None:
+        """Refuse a scheduler that writes a momentum which one of the two optimizers does not have."""
         ours, other = self._kinds if self._second is None else reversed(self._kinds)
         if ours == other:
             return
@@ -189,7 +210,7 @@ class Warmup(Optimizer):
     # ------------------------------------------------------------------ the switch
 
     def switch(self) -> None:
-        """Hands over now, as if the first optimizer had taken its last step; nothing where that is done.
+        """Hand over now, as if the first optimizer had taken its last step; do nothing if that is done.
 
         torch.distributed.checkpoint loads into state that is there: a new Warmup that is to take a
         checkpoint from after the switch must have switched before.
@@ -197,76 +218,78 @@ class Warmup(Optimizer):
         if self._second is None:
             self._switch()
             for group in self.param_groups:
-                group[TAKEN] = group[STEPS]
+                group[STEP] = group[STEPS]
 
     @_disable_dynamo
     def _switch(self) -> None:
-        second = self._make_second()
+        second, _ = self._make_second()
         buffers = choose_buffers(type(self.first), type(second), self.buffers)
-        carry(self.first, second, buffers, alignment=self.settled_alignment, release=True)
-        # Our groups stay the same objects, and show the options of the optimizer at work.
+        carry_buffers(self.first, second, buffers, alignment=self.settled_alignment, release=True)
+        # Our groups stay the same objects, and show the options of the active optimizer.
         self.first.param_groups = [dict(group) for group in self.param_groups]
         for ours, group in zip(self.param_groups, second.param_groups, strict=True):
             for name in [name for name in self.first.defaults if name not in second.defaults]:
                 ours.pop(name, None)
             ours |= {k: group[k] for k in second.defaults if k != "lr"}
-        self._work_with(second)
+        self._activate(second)
 
-    def _work_with(self, second: Optimizer | None) -> None:
-        """Makes the second optimizer (None: the first) the one at work."""
+    def _activate(self, second: Optimizer | None) -> None:
+        """Make the second optimizer (None: the first) the active one."""
         self._second = second
         self.state = self.optimizer.state
         self.defaults = {**self.optimizer.defaults, "lr": self.first.defaults["lr"]}
 
-    def _make_second(self) -> Optimizer:
-        """The second optimizer, without state."""
+    def _make_second(self) -> tuple[Optimizer, Plan[Optimizer] | None]:
+        """Return the second optimizer, without state, and the plan of it where there is one."""
         if isinstance(self.then, type):
-            return self._plan(self.then).build()
-        second = self.then([_bare(group) for group in self.first.param_groups])
+            then: type[Optimizer] = self.then
+            try:
+                plan = explain_handover(
+                    self.first, then, buffers=self.buffers, alignment=self.settled_alignment
+                )
+            except NoRuleError as error:
+                remedy = f"give `then` as a function, lambda groups: {then.__name__}(groups, lr=...)"
+                if error.setting:
+                    remedy = f'set first.{error.setting}, or {remedy}, with buffers="fresh"'
+                raise ValueError(f"{error.reason}: {remedy}") from None
+            return plan.build(), plan
+        second = self.then([_without_options(group) for group in self.first.param_groups])
         if not isinstance(second, Optimizer):
             raise TypeError(f"then must make an optimizer, got a {type(second).__name__}")
         _check_same_parameters(self.first, second)
         set_shards(second, shards_of(self.first))
-        return second
+        return second, None
 
-    def _plan(self, then: type[Optimizer]) -> Plan:
-        try:
-            return plan(self.first, then, buffers=self.buffers, alignment=self.settled_alignment, options={})
-        except NoRuleError as error:
-            remedy = f"give `then` as a function, lambda groups: {then.__name__}(groups, lr=...)"
-            if error.setting:
-                remedy = f'set first.{error.setting}, or {remedy}, with buffers="fresh"'
-            raise ValueError(f"{error.reason}: {remedy}") from None
+    def _lr_ratios(self, second: Optimizer, plan: Plan[Optimizer] | None) -> Sequence[float]:
+        """Return the second optimizer's lr divided by the first one's, for each group."""
+        if plan is not None:
+            return plan.factors
+        first_lrs = [float(group["lr"]) for group in self.first.param_groups]
+        second_lrs = [float(group["lr"]) for group in second.param_groups]
+        if 0 in first_lrs:
+            raise ValueError(
+                f"group {first_lrs.index(0)}: lr is 0, so the second optimizer's cannot be a multiple of it; "
+                "make the Warmup before the scheduler"
+            )
+        return [b / a for a, b in zip(first_lrs, second_lrs, strict=True)]
 
-    def _ratios(self, second: Optimizer) -> list[float]:
-        """The second optimizer's lr by the first one's, for each group."""
-        if isinstance(self.then, type):
-            planned = self._plan(self.then)
-            return [planned.factor(i) for i in range(len(planned.groups))]
-        rates = [(float(a["lr"]), float(b["lr"])) for a, b in _pairs(self.first, second)]
-        for i, (ours, _) in enumerate(rates):
-            if ours == 0:
-                raise ValueError(
-                    f"group {i}: lr is 0, so that the second optimizer's cannot be a multiple of it; "
-                    "make the Warmup before the scheduler"
-                )
-        return [theirs / ours for ours, theirs in rates]
+    def add_param_group(self, param_group: ParamGroup) -> None:
+        """Add a group; one added after the switch has the lr ratio of the first group.
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Adds a group; one added after the switch has the lr ratio of the first group."""
+        Args:
+            param_group: The group, with parameters and options as for the active optimizer.
+        """
         if not hasattr(self, "first"):  # torch's __init__ takes over the groups of the first optimizer
             super().add_param_group(param_group)
             return
         params = param_group["params"]
         if not isinstance(params, Tensor):
-            param_group = {
-                **param_group,
-                "params": list(params),
-            }  # it may be a generator, and is needed twice
-        taken = {k: self.param_groups[0][k] for k in (STEPS, TAKEN, RATIO)}
+            # It may be a generator, and is needed twice.
+            param_group = {**param_group, "params": list(params)}
+        progress = {key: self.param_groups[0][key] for key in WARMUP_KEYS}
         if self._second is None:
             self.first.add_param_group(param_group)
-            self.param_groups[-1].update({**taken, RATIO: self._ratios(self._make_second())[-1]})
+            self.param_groups[-1] |= {**progress, RATIO: self._lr_ratios(*self._make_second())[-1]}
             return
         self.first.add_param_group({"params": param_group["params"]})
         try:
@@ -274,13 +297,13 @@ class Warmup(Optimizer):
         except Exception:
             del self.first.param_groups[-1]
             raise
-        self.param_groups.append({**self._second.param_groups[-1], **taken})
+        self.param_groups.append({**self._second.param_groups[-1], **progress})
 
     # ------------------------------------------------------------------ checkpoints
 
     def __getstate__(self) -> dict[str, Any]:
-        own = ("first", "then", "buffers", "settled_alignment", "_second", "_template", "_kinds")
-        return {**super().__getstate__(), **{name: self.__dict__[name] for name in own}}
+        names = ("first", "then", "buffers", "settled_alignment", "_second", "_template", "_kinds")
+        return {**super().__getstate__(), **{name: self.__dict__[name] for name in names}}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         if "alignment" in state:  # pickled when that was the name of s*
@@ -289,59 +312,64 @@ class Warmup(Optimizer):
         super().__setstate__(state)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads a checkpoint of a Warmup, from before or after its switch."""
-        inner: list[Optimizer] = []
+        """Load a checkpoint of a Warmup, from before or after its switch.
+
+        Args:
+            state_dict: What `state_dict()` of a Warmup returned.
+
+        Raises:
+            ValueError: If it is no checkpoint of a Warmup, or one of other optimizers.
+        """
+        active: list[Optimizer] = []
 
         def before(_: Optimizer, checkpoint: dict[str, Any]) -> dict[str, Any]:
-            saved = checkpoint["param_groups"]
-            if not all(key in group for group in saved for key in (STEPS, TAKEN, RATIO)):
+            groups = checkpoint["param_groups"]
+            if not all(key in group for group in groups for key in WARMUP_KEYS):
                 raise ValueError(
                     f"this is no checkpoint of a Warmup: its groups have no {STEPS!r}; load one of "
                     f"{type(self.first).__name__} into the first optimizer before you make the Warmup"
                 )
-            switched = saved[0][TAKEN] >= saved[0][STEPS]
-            inner.append((self._second or self._make_second()) if switched else self.first)
-            if any(_kind(inner[-1]) in inner[-1].defaults and _kind(inner[-1]) not in g for g in saved):
+            has_switched = groups[0][STEP] >= groups[0][STEPS]
+            optimizer = (self._second or self._make_second()[0]) if has_switched else self.first
+            name = _momentum_option(optimizer)
+            if name in optimizer.defaults and any(name not in group for group in groups):
                 raise ValueError(
-                    f"the checkpoint is of another optimizer than {type(inner[-1]).__name__}: its groups "
-                    f"have no {_kind(inner[-1])!r}, but {', '.join(sorted(saved[0])[:8])}"
+                    f"the checkpoint is of another optimizer than {type(optimizer).__name__}: its groups "
+                    f"have no {name!r}, but {', '.join(sorted(groups[0])[:8])}"
                 )
-            inner[-1].load_state_dict(checkpoint)
+            optimizer.load_state_dict(checkpoint)
+            active.append(optimizer)
             return {**checkpoint, "state": {}}  # the rest is bookkeeping
 
         def after(_: Optimizer) -> None:
-            second = None if inner[-1] is self.first else inner[-1]
+            second = None if active[-1] is self.first else active[-1]
             if second is None:
                 self.param_groups = self.first.param_groups
             else:
                 self.first.state.clear()
                 self.param_groups = [dict(group) for group in second.param_groups]
-            self._work_with(second)
+            self._activate(second)
 
         with hooks_around_load(self, before, after):
             super().load_state_dict(state_dict)
 
 
-def _kind(optimizer: Optimizer) -> str:
-    """What a scheduler that cycles momentum would write."""
+def _momentum_option(optimizer: Optimizer) -> str:
+    """Return the option that a scheduler which cycles the momentum would write."""
     return "betas" if "betas" in optimizer.defaults else "momentum"
 
 
-def _pairs(a: Optimizer, b: Optimizer) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-    return list(zip(a.param_groups, b.param_groups, strict=True))
-
-
-def _bare(group: dict[str, Any]) -> dict[str, Any]:
-    """A group's parameters without its options."""
+def _without_options(group: ParamGroup) -> ParamGroup:
+    """Return a group's parameters without its options."""
     names = group.get("param_names")
     return {"params": list(zip(names, group["params"], strict=True) if names else group["params"])}
 
 
 def _check_same_parameters(first: Optimizer, second: Optimizer) -> None:
-    counts = [[len(group["params"]) for group in o.param_groups] for o in (first, second)]
-    if counts[0] != counts[1] or not all(
-        p is q for a, b in _pairs(first, second) for p, q in zip(a["params"], b["params"], strict=True)
-    ):
+    """Raise unless both have the same parameters in the same groups."""
+    ids = [[[id(p) for p in group["params"]] for group in o.param_groups] for o in (first, second)]
+    if ids[0] != ids[1]:
+        counts = [[len(group) for group in groups] for groups in ids]
         raise ValueError(
             "the second optimizer must have the parameters it is given, in the same groups: the first has "
             f"groups of {counts[0]} parameters, the second of {counts[1]}, or other parameters"

@@ -87,7 +87,7 @@ class PinnedTable:
         self.on_device = torch.empty(0, device=device)
         self.slots: list[Tensor] = []  # pinned; used one after the other
         self.next = 0
-        self.copy_done: torch.cuda.Event | None = None  # the event after the last of them
+        self.copy_done: torch.cuda.Event  # after the last of them
         self.spare: list[Tensor] = []  # for graphs: memory cannot be pinned while one is being captured
 
     def set(self, values: array[Any]) -> None:
@@ -102,7 +102,7 @@ class PinnedTable:
             self.spare.append(torch.empty_like(self.on_device, device="cpu", pin_memory=True))
         if self.next == SLOTS:
             # Whoever is so many steps ahead of the device gets new memory instead of waiting for it.
-            if not self.copy_done.query():
+            if not self.copy_done.query():  # type: ignore[no-untyped-call]
                 self._new_slots()
             self.next = 0
         slot = self.slots[self.next]

@@ -109,26 +109,21 @@ class GradientTable:
             known = None
         if known is not None and addresses == known.addresses:
             return True
-        if (
-            known is None
-            or min(addresses) <= 0
-            or any(address % 16 for address in addresses)
-            or not all(map(is_within_storage, present, known.extents))
-        ):
-            usable = self._usable_addresses(grads, copies)
-            if usable is None:
-                return False
-            known = None
-        # Set when all is done: a step that is interrupted here leaves nothing that a later one trusts.
-        self._fingerprint = None
-        if known is None:
-            self._upload(usable)
-            self._has_copies = bool(copies)
-            self._fingerprint = Fingerprint(present, addresses)
-        else:
+        is_aligned = min(addresses) > 0 and not any(address % 16 for address in addresses)
+        if known is not None and is_aligned and all(map(is_within_storage, present, known.extents)):
+            # None until all is done: an interrupted step leaves nothing that a later one trusts.
+            self._fingerprint = None
             self._upload(addresses)  # the gradients are elsewhere, and as they were
             known.addresses = addresses
             self._fingerprint = known
+            return True
+        usable = self._usable_addresses(grads, copies)
+        if usable is None:
+            return False
+        self._fingerprint = None
+        self._upload(usable)
+        self._has_copies = bool(copies)
+        self._fingerprint = Fingerprint(present, addresses)
         return True
 
     def _usable_addresses(
