@@ -337,11 +337,11 @@ class Gradients:
     def __init__(self) -> None:
         self.params = [torch.zeros(4, 4), torch.zeros(3)]
         self.uploads: list[list[int]] = []
-        self.table = GradientTable(self.params, self.uploads.append)
+        self.table = GradientTable(self.params)
 
     def update(self, grads: list[torch.Tensor | None], copies: list[torch.Tensor] | None) -> bool:
         addresses = [-1 if g is None else g.data_ptr() for g in grads]
-        return self.table.update(grads, addresses, copies)
+        return self.table.update(grads, addresses, copies, self.uploads.append)
 
 
 def test_addresses_are_written_when_they_change() -> None:
