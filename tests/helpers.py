@@ -1,4 +1,4 @@
-"""What the tests share: the optimizers, the ways of doing their step, and streams of gradients."""
+"""What the tests share: the optimizers, the backends of their step, and streams of gradients."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "foreach": {"foreach": True},
     "fused": {"fused": True},
 }
-# AngularGrad has no fused way.
+# AngularGrad has no fused step.
 PAIRS = [(cls, way) for cls in ALL for way in WAYS if cls in TORQUE or way != "fused"]
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5}
 

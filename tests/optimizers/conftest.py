@@ -1,6 +1,7 @@
-"""`cls` and `way` for the modules that name their CLASSES: every optimizer in every way it has.
+"""`cls` and `way` for the modules that name their CLASSES: every optimizer with every backend it has.
 
-`torch_way` leaves out the fused way, for what its kernels leave to torch's operations.
+`way` is the options that choose the backend. `torch_way` leaves out the fused one, for what its kernels leave
+to torch's operations.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a user of torch.optim takes for granted, for every optimizer and every way of the step."""
+"""What a user of torch.optim takes for granted, for every optimizer and every backend."""
 
 from __future__ import annotations
 
@@ -462,7 +462,7 @@ def test_differentiable_through_all_zero_gradients(cls: type) -> None:
     assert torch.isfinite(lr.grad)
 
 
-def test_the_way_that_was_asked_for_is_taken(cls: type, way: dict[str, Any]) -> None:
+def test_the_backend_that_was_asked_for_is_used(cls: type, way: dict[str, Any]) -> None:
     seen: set[str] = set()
 
     class Names(TorchDispatchMode):

@@ -109,7 +109,7 @@ def test_another_scope_is_refused_when_values_differ(torque: type) -> None:
     assert target.alignment.tolist() == [float(whole.alignment)] * 3
 
 
-def test_own_way_of_stepping_is_kept(cls: type) -> None:
+def test_own_choice_of_a_backend_is_kept(cls: type) -> None:
     saved = train(cls(parameters(SHAPES), foreach=True, capturable=True), 2).state_dict()
     target = cls(parameters(SHAPES), foreach=False, capturable=False)
     target.load_state_dict(saved)

@@ -112,7 +112,7 @@ def test_with_fixed_damping_a_settled_match_takes_the_others_step(torque: type) 
 
 
 @pytest.mark.parametrize("torque", TORQUE)
-def test_matching_is_silent_and_steps_in_every_way(torque: type) -> None:
+def test_matching_is_silent_and_steps_with_every_backend(torque: type) -> None:
     for way in WAYS.values():
         with warnings.catch_warnings():
             warnings.simplefilter("error")

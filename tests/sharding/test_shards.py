@@ -81,8 +81,9 @@ def own_sharding(cls: type, options: dict[str, Any]) -> dict[str, Any]:
 
 def compared(error: float, optimizer: Any, single: Any, sizes: list[Any], options: Any) -> dict[str, Any]:
     return {
-        "case": (type(single).__name__, options), "error": error, "sizes": sizes, "backend": optimizer.backend,
-        "alignment": optimizer.alignment.cpu(), "expected": single.alignment.cpu(),
+        "case": (type(single).__name__, options), "error": error, "sizes": sizes,
+        "backend": optimizer.backend, "alignment": optimizer.alignment.cpu(),
+        "expected": single.alignment.cpu(),
         "norm": float(optimizer.grad_norm), "expected_norm": float(single.grad_norm),
         "groups": [sorted(group) for group in optimizer.state_dict()["param_groups"]],
     }  # fmt: skip
