@@ -38,9 +38,7 @@ def kernels_on_cpu_tensors(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def kernels_on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    def backend(
-        rows: torch.Tensor, segments: torch.Tensor, rule: Rule, exchanges: bool
-    ) -> cuda.CudaBackend:
+    def backend(rows: torch.Tensor, segments: torch.Tensor, rule: Rule, exchanges: bool) -> cuda.CudaBackend:
         return cuda.CudaBackend(rows, segments, rule, exchanges, torch.device("cpu"))
 
     monkeypatch.setattr(cpu, "CpuBackend", backend)

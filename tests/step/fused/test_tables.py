@@ -371,7 +371,9 @@ def test_a_gradient_of_another_layout_is_copied_at_each_step_or_refused() -> Non
         assert gradients.update(grads, copies) and len(gradients.uploads) == before + 1
         (copied,) = copies
         which = 0 if grads[1] is y else 1
-        assert torch.equal(copied, grads[which].float()) and copied.stride() == gradients.params[which].stride()
+        assert (
+            torch.equal(copied, grads[which].float()) and copied.stride() == gradients.params[which].stride()
+        )
         assert gradients.uploads[-1][which] == copied.data_ptr()
     assert gradients.update([x, y], None)
     assert gradients.uploads[-1] == [x.data_ptr(), y.data_ptr()]
