@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple
@@ -88,7 +89,7 @@ def first_calls(calls: list[Call]) -> list[Call]:
 
 def count(calls: list[Call]) -> Counts:
     files = [call.file for call in calls]
-    changes = sum(a != b for a, b in zip(files, files[1:], strict=False))
+    changes = sum(a != b for a, b in pairwise(files))
     return Counts(len(first_calls(calls)), len(set(files)), changes)
 
 
