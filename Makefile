@@ -11,7 +11,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 CODE := src tests benchmarks examples setup.py
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
-SOURCES := pyproject.toml constraints.txt setup.py $(wildcard src/tam/step/fused/cpu*.[ch])
+SOURCES := pyproject.toml constraints.txt setup.py $(wildcard src/tam/step/fused/cpu*.[ch]) \
+	src/tam/step/fused/columns.py src/tam/sharding/sums.py
 
 .PHONY: demo test lint types bench compat compat-oldest compat-newest sanitize install clean
 
@@ -63,8 +64,10 @@ SANITIZED := $(CURDIR)/build/sanitize
 sanitize: $(VENV)/.dev
 	rm -rf $(SANITIZED) && mkdir -p $(SANITIZED) && cp -R src/tam $(SANITIZED)
 	rm -f $(SANITIZED)/tam/step/fused/_cpu*.so
+	$(BIN)/python -c 'from tam.step.fused.columns import c_header; print(c_header())' \
+		> $(SANITIZED)/tam/step/fused/columns.h
 	$(CC) -O2 -g -std=c11 -fopenmp -ffp-contract=off -fsanitize=address,undefined -fno-sanitize-recover=all \
-		-shared -fPIC src/tam/step/fused/cpu.c -o $(SANITIZED)/tam/step/fused/_cpu.so -lm
+		-shared -fPIC $(SANITIZED)/tam/step/fused/cpu.c -o $(SANITIZED)/tam/step/fused/_cpu.so -lm
 	LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -print-file-name=libstdc++.so.6)" \
 		ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc PYTHONPATH=$(SANITIZED) \
 		$(BIN)/python -m pytest -o pythonpath=. --capture=sys tests/step tests/optimizers/test_moving_tensors.py

@@ -1,13 +1,44 @@
 """Builds the CPU kernel where there is a C compiler; the rest is in pyproject.toml."""
 
+import sys
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
+
 from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+FUSED = "src/tam/step/fused"
+COLUMNS = ["src/tam/sharding/sums.py", f"{FUSED}/columns.py"]  # the second imports the first
+
+
+def c_header():
+    """Return columns.h. The package itself cannot be imported here, since that needs torch."""
+    for path in COLUMNS:
+        name = ".".join(Path(path).with_suffix("").parts[1:])
+        spec = spec_from_file_location(name, path)
+        module = sys.modules[name] = module_from_spec(spec)
+        spec.loader.exec_module(module)
+    return module.c_header()
+
+
+class BuildKernel(build_ext):
+    """Builds the kernel with its header, which is not kept next to the sources: there it could be stale."""
+
+    def build_extension(self, ext):
+        folder = Path(self.build_temp)
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "columns.h").write_text(c_header())
+        ext.include_dirs.append(str(folder))
+        super().build_extension(ext)
+
 
 setup(
+    cmdclass={"build_ext": BuildKernel},
     ext_modules=[
         Extension(
             "tam.step.fused._cpu",
-            ["src/tam/step/fused/cpu.c"],
-            depends=["src/tam/step/fused/cpu_dtypes.h", "src/tam/step/fused/cpu_kernels.h"],
+            [f"{FUSED}/cpu.c"],
+            depends=[f"{FUSED}/cpu_dtypes.h", f"{FUSED}/cpu_kernels.h", *COLUMNS],
             # Without errno and traps square roots can be vectorised; contraction would change rounding.
             extra_compile_args=[
                 "-O3",
@@ -20,5 +51,5 @@ setup(
             extra_link_args=["-fopenmp", "-lm"],
             optional=True,  # without it the step is done by torch's operations
         )
-    ]
+    ],
 )

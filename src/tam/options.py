@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from numbers import Real
-from typing import Any, Literal, NoReturn, get_args
+from typing import Literal, NoReturn, get_args
 
 import torch
 from torch import Tensor
 
-Check = Callable[[str, Any], None]
+Check = Callable[[str, object], None]
 
 Scope = Literal["global", "group", "tensor"]
 Method = Literal["cos", "tan"]  # of AngularGrad
@@ -19,18 +19,18 @@ Method = Literal["cos", "tan"]  # of AngularGrad
 REFUSED = {"nesterov": False, "dampening": 0, "amsgrad": False}
 
 
-def _refuse(name: str, value: Any, allowed: str, kind: type[Exception] = ValueError) -> NoReturn:
+def _refuse(name: str, value: object, allowed: str, kind: type[Exception] = ValueError) -> NoReturn:
     shown = f'"{value}"' if isinstance(value, str) else repr(value)
     raise kind(f"{name} must be {allowed}, got {shown}")
 
 
-def _number(name: str, value: Any, allowed: str, kind: type[Exception] = ValueError) -> float:
+def _number(name: str, value: object, allowed: str, kind: type[Exception] = ValueError) -> float:
     if isinstance(value, bool) or not isinstance(value, Real):
         _refuse(name, value, allowed, kind)
     return float(value)
 
 
-def learning_rate(name: str, value: Any) -> None:
+def learning_rate(name: str, value: object) -> None:
     allowed = "a finite number >= 0, or a tensor with one"
     if isinstance(value, Tensor):
         if value.numel() != 1:
@@ -44,45 +44,45 @@ def learning_rate(name: str, value: Any) -> None:
         _refuse(name, value, allowed)
 
 
-def nonnegative(name: str, value: Any) -> None:
+def nonnegative(name: str, value: object) -> None:
     allowed = "a finite number >= 0"
     if not 0 <= _number(name, value, allowed) < math.inf:
         _refuse(name, value, allowed)
 
 
-def finite_number(name: str, value: Any) -> None:
+def finite_number(name: str, value: object) -> None:
     allowed = "a finite number"
     if not math.isfinite(_number(name, value, allowed, TypeError)):
         _refuse(name, value, allowed)
 
 
-def below_one(name: str, value: Any) -> None:
+def below_one(name: str, value: object) -> None:
     allowed = "a number in [0, 1)"
     if not 0 <= _number(name, value, allowed) < 1:
         _refuse(name, value, allowed)
 
 
-def up_to_one(name: str, value: Any) -> None:
+def up_to_one(name: str, value: object) -> None:
     allowed = "a number in [0, 1]"
     if not 0 <= _number(name, value, allowed) <= 1:
         _refuse(name, value, allowed)
 
 
-def two_betas(name: str, value: Any) -> None:
+def two_betas(name: str, value: object) -> None:
     if not isinstance(value, (tuple, list)) or len(value) != 2:
         _refuse(name, value, "a pair of numbers in [0, 1)")
     for i, beta in enumerate(value):
         below_one(f"{name}[{i}]", beta)
 
 
-def optional_norm(name: str, value: Any) -> None:
+def optional_norm(name: str, value: object) -> None:
     allowed = "None or a number >= 0"
     if value is not None and not _number(name, value, allowed) >= 0:
         _refuse(name, value, allowed)
 
 
 def one_of(*choices: str) -> Check:
-    def check(name: str, value: Any) -> None:
+    def check(name: str, value: object) -> None:
         if value not in choices:
             *others, last = [f'"{choice}"' for choice in choices]
             _refuse(name, value, f"{', '.join(others)} or {last}")
@@ -90,12 +90,12 @@ def one_of(*choices: str) -> Check:
     return check
 
 
-def flag(name: str, value: Any) -> None:
+def flag(name: str, value: object) -> None:
     if not isinstance(value, bool):
         _refuse(name, value, "True or False")
 
 
-def optional_flag(name: str, value: Any) -> None:
+def optional_flag(name: str, value: object) -> None:
     if value is not None:
         flag(name, value)
 
@@ -137,7 +137,7 @@ CHECKS: Mapping[str, Check] = {
 }
 
 
-def check_options(options: Mapping[str, Any]) -> None:
+def check_options(options: Mapping[str, object]) -> None:
     """Checks every known option among these, and the ways of doing the step against each other."""
     for name, value in options.items():
         if name in CHECKS:

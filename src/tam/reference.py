@@ -1,6 +1,6 @@
 """The paper's algorithm as a reader meets it, then the same loop with every option.
 
-Nothing here is fast, and the optimizers share none of this code: they are tested against it.
+Nothing here is fast, and nothing here is shared with the optimizers: they are tested against it.
 """
 
 from __future__ import annotations
@@ -22,25 +22,7 @@ def paper(
     smoothing: float = 0.9,
     floor: float = 1e-8,
 ) -> Tensor:
-    """Run Algorithm 1 of the paper on one vector of parameters.
-
-    Args:
-        theta: the initial parameters, a vector
-        gradient: the function that returns the gradient at theta
-        steps: the number of steps
-        lr: eta
-        momentum: beta
-        smoothing: gamma
-        floor: epsilon
-
-    Returns:
-        The last theta.
-
-    Example:
-        >>> theta = paper(torch.tensor([1.0, -2.0]), gradient=lambda theta: 2 * theta, steps=30)
-        >>> bool(theta.norm() < 0.5)
-        True
-    """
+    """Algorithm 1 of the paper, on one vector of parameters. Returns the last theta."""
     m = torch.zeros_like(theta)
     s = 0.0
     for _ in range(steps):
@@ -56,22 +38,11 @@ def paper(
 
 @dataclass
 class Group:
-    """A parameter group of the reference: tensors and the options that each group has for itself.
-
-    Attributes:
-        theta: the parameters
-        lr: eta
-        momentum: beta, or beta1
-        beta2: the decay rate of v
-        weight_decay: lambda
-        eps: c, added to the denominator
-        floor: epsilon, the smallest weight of a new gradient
-        maximize: ascend instead of descend
-    """
+    """A parameter group of the reference: tensors and the options that are per group."""
 
     theta: list[Tensor]
     lr: float = 0.2
-    momentum: float = 0.9
+    momentum: float = 0.9  # beta, or beta1
     beta2: float = 0.999
     weight_decay: float = 0.0
     eps: float = 1e-8
@@ -83,33 +54,13 @@ class Group:
 class Reference:
     """The same loop for groups of parameters of any shape, with the options of docs/rule.md.
 
-    It computes in the dtype of the tensors: give it float64.
-
-    Attributes:
-        groups: the parameter groups
-        rule: "tam", "adatam" or "adatamw"
-        scope: "global", "group" or "tensor": which parameters share one cosine
-        smoothing: gamma
-        gain: how strongly d responds to s
-        max_grad_norm: clip the gradient to this norm over all groups
-        ema: m <- (1 - w) m + w g with w = epsilon + d
-        bias_correction: divide v by 1 - beta2^t
-        m: the momentum of parameter j of group i, as `m[i][j]`
-        v: the second moment, likewise
-        t: the number of steps with a gradient, likewise
-        s: the smoothed cosine, by segment
-        grad_norm: |g| of the last step, before clipping
-
-    Example:
-        >>> group = Group([torch.ones(2, dtype=torch.float64)], lr=0.2)
-        >>> reference = Reference([group])
-        >>> reference.step([[torch.ones(2, dtype=torch.float64)]])  # no momentum yet: d = 1/2
-        >>> [round(x, 6) for x in group.theta[0].tolist()]
-        [0.9, 0.9]
+    `step(gradients)` takes one list per group, with None for a parameter without a gradient, and
+    replaces `groups[i].theta[j]`, `m[i][j]`, `v[i][j]`, `s`. Give it float64 tensors: it computes in
+    their dtype.
     """
 
     groups: list[Group]
-    rule: str = "tam"
+    rule: str = "tam"  # "tam" | "adatam" | "adatamw"
     scope: str = "global"
     smoothing: float = 0.9
     gain: float = 1.0
@@ -119,7 +70,7 @@ class Reference:
     m: list[list[Tensor]] = field(init=False)
     v: list[list[Tensor]] = field(init=False)
     t: list[list[int]] = field(init=False)
-    s: dict[tuple[int, ...], float] = field(init=False)
+    s: dict[tuple[int, ...], float] = field(init=False)  # by segment
     grad_norm: float = field(init=False, default=0.0)
 
     def __post_init__(self) -> None:
@@ -134,15 +85,10 @@ class Reference:
                 self.s[self.segment(i, j)] = 0.0
 
     def segment(self, i: int, j: int) -> tuple[int, ...]:
-        """Return the segment of parameter j of group i."""
+        """Which segment parameter j of group i belongs to."""
         return {"global": (), "group": (i,), "tensor": (i, j)}[self.scope]
 
     def step(self, gradients: Sequence[Sequence[Tensor | None]]) -> None:
-        """Take one step: replace `groups[i].theta[j]`, `m[i][j]`, `v[i][j]` and `s`.
-
-        Args:
-            gradients: one list per group, with None for a parameter without a gradient
-        """
         present = [
             (i, j, -g if self.groups[i].maximize else g)
             for i, row in enumerate(gradients)
@@ -160,7 +106,7 @@ class Reference:
             self._move(i, j, k * g, self.groups[i].floor + d)
 
     def _settle(self, present: list[tuple[int, int, Tensor]]) -> None:
-        """Update s of every segment that has a gradient."""
+        """s of every segment that has a gradient."""
         for segment in {self.segment(i, j) for i, j, _ in present}:
             rows = [(i, j, g) for i, j, g in present if self.segment(i, j) == segment]
             mg = sum(_dot(self.m[i][j], g) for i, j, g in rows)
@@ -173,7 +119,7 @@ class Reference:
             self.s[segment] = self.smoothing * self.s[segment] + (1 - self.smoothing) * cosine
 
     def _move(self, i: int, j: int, g: Tensor, w: float) -> None:
-        """Move parameter j of group i, given its clipped gradient and weight."""
+        """Parameter j of group i, given its clipped gradient and weight."""
         group = self.groups[i]
         theta, m, v = group.theta[j], self.m[i][j], self.v[i][j]
         if self.rule == "adatamw":
@@ -201,26 +147,7 @@ def angular_grad(
     method: str = "cos",
     vote: bool = False,
 ) -> Tensor:
-    """Run AngularGrad (Roy et al. 2021) on one real tensor, for a given sequence of gradients.
-
-    Args:
-        theta: the initial parameters
-        gradients: one gradient per step
-        lr: eta
-        betas: beta1 and beta2, as in Adam
-        eps: c, added to the denominator
-        weight_decay: lambda, added to the gradient
-        method: "cos" or "tan", the function of the angle
-        vote: do what the authors' public code does: a tensor keeps its stored angles unless most new ones
-            are no larger
-
-    Returns:
-        The last theta.
-
-    Example:
-        >>> angular_grad(torch.zeros(1), [torch.ones(1)], lr=1.0, eps=0.0)  # an angle of 45 degrees
-        tensor([-0.8044])
-    """
+    """AngularGrad on one real tensor, for a given sequence of gradients. Returns the last theta."""
     m, v, previous = (torch.zeros_like(theta) for _ in range(3))
     angle = coefficient = torch.zeros_like(theta)
     of = torch.cos if method == "cos" else torch.tan

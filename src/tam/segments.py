@@ -11,8 +11,14 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from tam.sharding import Exchange, SegmentInfo, ShardGroup, agree_across_ranks, local_tensor
-from tam.sharding.dtensor import has_other_ranks
+from tam.sharding import (
+    Exchange,
+    SegmentInfo,
+    ShardGroup,
+    agree_across_ranks,
+    has_other_ranks,
+    local_tensor,
+)  # fmt: skip
 
 DOUBLE = (torch.float64, torch.complex128)
 

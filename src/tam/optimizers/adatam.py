@@ -10,7 +10,7 @@ from torch.optim.optimizer import Optimizer, ParamsT
 
 from tam._warnings import warn_user
 from tam.optimizers.torque import TorqueOptimizer
-from tam.options import refuse_half
+from tam.options import Scope, refuse_half
 from tam.switching import handover, match
 
 if TYPE_CHECKING:
@@ -23,39 +23,46 @@ ADAMS_LR = 1e-3  # Adam's scale: the paper's AdaTAM has 1e-4
 class AdaTAM(TorqueOptimizer):
     r"""Adam with torque-aware momentum (Malviya et al. 2024).
 
-    .. math::
-        m_t &= \beta_1 m_{t-1} + (\epsilon + d_t) g_t, \qquad
-        v_t = \beta_2 v_{t-1} + (1 - \beta_2) g_t^2 \\
-        \theta_t &= \theta_{t-1} - \eta m_t / (\sqrt{v_t} + c)
+    $$\begin{aligned}
+    m_t &= \beta_1 m_{t-1} + (\epsilon + d_t) g_t, \qquad v_t = \beta_2 v_{t-1} + (1 - \beta_2) g_t^2 \\
+    \theta_t &= \theta_{t-1} - \eta m_t / (\sqrt{v_t} + c)
+    \end{aligned}$$
 
-    with d as in :class:`TAM`. m is a sum, not an average: at the same lr the settled step is about 5
-    times Adam's, and without bias correction the early steps are larger still (16 times at step 1,
-    33 at 10, 6 at 1000). Coming from Adam: :meth:`matching_adam` takes Adam's hyperparameters and
-    converts them (a fifth of the lr, `bias_correction=True`).
-
-    Parameters must not be float16: v would underflow.
+    with d as in `TAM`. m is a sum, not an average: at the same lr the settled step is about 5 times Adam's,
+    and without bias correction the early steps are larger still (16 times at step 1, 33 at 10, 6 at 1000).
+    If you come from Adam, use `matching_adam`: it takes Adam's hyperparameters and converts them (a fifth of
+    the lr, `bias_correction=True`). Parameters must not be float16: v would underflow.
 
     Args:
         params: parameters, named parameters or groups of either
-        lr: learning rate, a float or a tensor
-        betas: (beta1, beta2)
+        lr: $\eta$, a float or a tensor
+        betas: $(\beta_1, \beta_2)$
         eps: c, added to the denominator
-        weight_decay: lambda, coupled (added to the gradient), outside the cosine; decoupled in AdaTAMW
-        smoothing: gamma, of the smoothed cosine s; 1 keeps s at 0
-        floor: epsilon, the least weight of a new gradient
-        scope: what one cosine is taken over: "global" all parameters, "group" a group, "tensor" one
+        weight_decay: $\lambda$, coupled (added to the gradient), outside the cosine; decoupled in `AdaTAMW`
+        smoothing: $\gamma$, the decay rate of the smoothed cosine s; 1 keeps s at 0
+        floor: $\epsilon$, the smallest weight of a new gradient
+        scope: what one cosine is taken over: all parameters ("global"), a group or a tensor
         gain: factor of s in the damping; 1 is the paper's rule, 0 keeps the damping at 1/2
-        ema: m <- (1 - w) m + w g with w = epsilon + d, the paper's AdaTAM2; beta1 is then unused
-        bias_correction: divide v by 1 - beta2^t, as Adam does; the paper does not. None is False, with a
-            warning where lr is Adam's scale (1e-3 or more) and not AdaTAM's
-        max_grad_norm: clip the gradient to this norm, as clip_grad_norm_ does, within the step
-        maximize: ascend
-        foreach: the step over lists of tensors (True), one by one (False), or as fits best (None)
-        fused: the step in one kernel (True), not so (False), or where it can be (None)
+        ema: $m \leftarrow (1 - w) m + w g$ with $w = \epsilon + d$, the paper's AdaTAM2; $\beta_1$ is unused
+        bias_correction: divide v by $1 - \beta_2^t$, as Adam does; the paper does not. None is False, with
+            a warning if lr is on Adam's scale (1e-3 or more) and not on AdaTAM's
+        max_grad_norm: clip the gradient to this norm within the step, as `clip_grad_norm_` does
+        maximize: ascend instead of descend
+        foreach: step over lists of tensors (True), tensor by tensor (False), or choose (None)
+        fused: step in one kernel (True), not so (False), or if possible (None)
         capturable: keep the step count on the device, as CUDA graphs need it
         differentiable: let autograd go through the step
-        shard_group: the ranks over which plain tensors are sharded; docs/distributed.md tells more
-        whole_tensors: each of those tensors lies on one rank whole, as with ZeroRedundancyOptimizer
+        shard_group: the ranks over which plain tensors are sharded; see docs/distributed.md
+        whole_tensors: each of those tensors is on one rank whole, as with ZeroRedundancyOptimizer
+
+    Example:
+        >>> import torch, tam
+        >>> model = torch.nn.Linear(3, 1)
+        >>> optimizer = tam.AdaTAM(model.parameters(), lr=1e-4)
+        >>> model(torch.ones(1, 3)).sum().backward()
+        >>> optimizer.step()
+        >>> optimizer.damping, optimizer.grad_norm
+        (tensor(0.5000), tensor(2.))
     """
 
     lr_family: ClassVar[Literal["sgd", "adam"]] = "adam"
@@ -67,52 +74,26 @@ class AdaTAM(TorqueOptimizer):
     )  # fmt: skip
 
     def __init__(
-        self,
-        params: ParamsT,
-        lr: float | Tensor = 1e-4,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 0.0,
-        *,
-        smoothing: float = 0.9,
-        floor: float = 1e-8,
-        scope: str = "global",
-        gain: float = 1.0,
-        ema: bool = False,
-        bias_correction: bool | None = None,
-        max_grad_norm: float | None = None,
-        maximize: bool = False,
-        foreach: bool | None = None,
-        fused: bool | None = None,
-        capturable: bool = False,
-        differentiable: bool = False,
-        shard_group: ProcessGroup | None = None,
-        whole_tensors: bool = False,
-    ) -> None:
+        self, params: ParamsT, lr: float | Tensor = 1e-4, betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8, weight_decay: float = 0.0, *, smoothing: float = 0.9, floor: float = 1e-8,
+        scope: Scope = "global", gain: float = 1.0, ema: bool = False, bias_correction: bool | None = None,
+        max_grad_norm: float | None = None, maximize: bool = False, foreach: bool | None = None,
+        fused: bool | None = None, capturable: bool = False, differentiable: bool = False,
+        shard_group: ProcessGroup | None = None, whole_tensors: bool = False,
+    ) -> None:  # fmt: skip
         options = {
-            "lr": lr,
-            "betas": betas,
-            "eps": eps,
-            "weight_decay": weight_decay,
-            "smoothing": smoothing,
-            "floor": floor,
-            "scope": scope,
-            "gain": gain,
-            "ema": ema,
+            "lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "smoothing": smoothing,
+            "floor": floor, "scope": scope, "gain": gain, "ema": ema,
             "bias_correction": False if bias_correction is None else bias_correction,
-            "max_grad_norm": max_grad_norm,
-            "maximize": maximize,
-            "foreach": foreach,
-            "fused": fused,
-            "capturable": capturable,
-            "differentiable": differentiable,
-        }
+            "max_grad_norm": max_grad_norm, "maximize": maximize, "foreach": foreach, "fused": fused,
+            "capturable": capturable, "differentiable": differentiable,
+        }  # fmt: skip
         super().__init__(params, options, shard_group, whole_tensors)
         if bias_correction is None:
             self._warn_of_adams_lr()
 
     def _warn_of_adams_lr(self) -> None:
-        """Warn where the lr looks like Adam's: by name alone the two are not interchangeable."""
+        """Warn if the lr looks like Adam's: by name alone the two are not interchangeable."""
         rates = [group["lr"] for group in self.param_groups]
         known = [float(lr) for lr in rates if not isinstance(lr, Tensor) or lr.device.type == "cpu"]
         if not known or max(known) < ADAMS_LR:
@@ -143,21 +124,11 @@ class AdaTAM(TorqueOptimizer):
 
     @classmethod
     def matching_adam(
-        cls,
-        params: ParamsT,
-        lr: float | Tensor = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 0.0,
-        amsgrad: bool = False,
-        *,
-        foreach: bool | None = None,
-        maximize: bool = False,
-        capturable: bool = False,
-        differentiable: bool = False,
-        fused: bool | None = None,
-        **options: Any,
-    ) -> Self:
+        cls, params: ParamsT, lr: float | Tensor = 1e-3, betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8, weight_decay: float = 0.0, amsgrad: bool = False, *, foreach: bool | None = None,
+        maximize: bool = False, capturable: bool = False, differentiable: bool = False,
+        fused: bool | None = None, **options: Any,
+    ) -> Self:  # fmt: skip
         """Return an AdaTAM whose settled step is that of `torch.optim.Adam` with these hyperparameters.
 
         The lr is divided by 5 (for beta1 = 0.9 and s near 0), and `bias_correction` is True. Schedulers
@@ -216,75 +187,46 @@ class AdaTAM(TorqueOptimizer):
 class AdaTAMW(AdaTAM):
     r"""AdaTAM with decoupled weight decay.
 
-    :math:`\theta \leftarrow \theta (1 - \eta \lambda)`, then :class:`AdaTAM` without decay. Coming
-    from AdamW: :meth:`matching_adamw` takes AdamW's hyperparameters and converts them (a fifth of the lr,
-    5 times the weight decay, `bias_correction=True`). The options are AdaTAM's.
+    $\theta \leftarrow \theta (1 - \eta \lambda)$, then the step of `AdaTAM` without decay. If you come from
+    AdamW, use `matching_adamw`: it takes AdamW's hyperparameters and converts them (a fifth of the lr, 5
+    times the weight decay, `bias_correction=True`).
+
+    Args:
+        params: parameters, named parameters or groups of either
+        lr: $\eta$; all other options but the next one are those of `AdaTAM`
+        weight_decay: $\lambda$, decoupled
+
+    Example:
+        >>> import torch, tam
+        >>> optimizer = tam.AdaTAMW(torch.nn.Linear(3, 1).parameters(), lr=1e-4, weight_decay=0.1)
+        >>> optimizer.param_groups[0]["betas"]
+        (0.9, 0.999)
     """
 
     decoupled: ClassVar[bool] = True
 
     def __init__(
-        self,
-        params: ParamsT,
-        lr: float | Tensor = 1e-4,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 1e-2,
-        *,
-        smoothing: float = 0.9,
-        floor: float = 1e-8,
-        scope: str = "global",
-        gain: float = 1.0,
-        ema: bool = False,
-        bias_correction: bool | None = None,
-        max_grad_norm: float | None = None,
-        maximize: bool = False,
-        foreach: bool | None = None,
-        fused: bool | None = None,
-        capturable: bool = False,
-        differentiable: bool = False,
-        shard_group: ProcessGroup | None = None,
-        whole_tensors: bool = False,
-    ) -> None:
+        self, params: ParamsT, lr: float | Tensor = 1e-4, betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8, weight_decay: float = 1e-2, *, smoothing: float = 0.9, floor: float = 1e-8,
+        scope: Scope = "global", gain: float = 1.0, ema: bool = False, bias_correction: bool | None = None,
+        max_grad_norm: float | None = None, maximize: bool = False, foreach: bool | None = None,
+        fused: bool | None = None, capturable: bool = False, differentiable: bool = False,
+        shard_group: ProcessGroup | None = None, whole_tensors: bool = False,
+    ) -> None:  # fmt: skip
         super().__init__(
-            params,
-            lr,
-            betas,
-            eps,
-            weight_decay,
-            smoothing=smoothing,
-            floor=floor,
-            scope=scope,
-            gain=gain,
-            ema=ema,
-            bias_correction=bias_correction,
-            max_grad_norm=max_grad_norm,
-            maximize=maximize,
-            foreach=foreach,
-            fused=fused,
-            capturable=capturable,
-            differentiable=differentiable,
-            shard_group=shard_group,
-            whole_tensors=whole_tensors,
-        )
+            params, lr, betas, eps, weight_decay, smoothing=smoothing, floor=floor, scope=scope, gain=gain,
+            ema=ema, bias_correction=bias_correction, max_grad_norm=max_grad_norm, maximize=maximize,
+            foreach=foreach, fused=fused, capturable=capturable, differentiable=differentiable,
+            shard_group=shard_group, whole_tensors=whole_tensors,
+        )  # fmt: skip
 
     @classmethod
     def matching_adamw(
-        cls,
-        params: ParamsT,
-        lr: float | Tensor = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 1e-2,
-        amsgrad: bool = False,
-        *,
-        maximize: bool = False,
-        foreach: bool | None = None,
-        capturable: bool = False,
-        differentiable: bool = False,
-        fused: bool | None = None,
-        **options: Any,
-    ) -> Self:
+        cls, params: ParamsT, lr: float | Tensor = 1e-3, betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8, weight_decay: float = 1e-2, amsgrad: bool = False, *, maximize: bool = False,
+        foreach: bool | None = None, capturable: bool = False, differentiable: bool = False,
+        fused: bool | None = None, **options: Any,
+    ) -> Self:  # fmt: skip
         """Return an AdaTAMW whose settled step is that of `torch.optim.AdamW` with these hyperparameters.
 
         The lr is divided by 5 and the weight decay multiplied by 5 (for beta1 = 0.9 and s near 0), since a

@@ -17,29 +17,39 @@ from tam.step.eager import Arithmetic, Bucket, GroupOptions, full_like_param
 
 
 class AngularGrad(Base):
-    r"""Adam scaled, per coordinate, by the angle between consecutive gradients.
+    r"""Adam scaled, per coordinate, by the angle between consecutive gradients (Roy et al. 2021).
 
-    .. math::
-        \tan A_t &= |(g_{t-1} - g_t) / (1 + g_{t-1} g_t)|, \qquad A_{min} = \min(A_{t-1}, A_t) \\
-        \phi_t &= \tanh(|\cos A_{min}|) / 2 + 1 / 2 \qquad (\text{or } \tan A_{min}) \\
-        \theta_t &= \theta_{t-1} - \eta \phi_t \hat m_t / (\sqrt{\hat v_t} + \epsilon)
+    $$\begin{aligned}
+    \tan A_t &= |(g_{t-1} - g_t) / (1 + g_{t-1} g_t)|, \qquad A_{min} = \min(A_{t-1}, A_t) \\
+    \phi_t &= \tanh(|\cos A_{min}|) / 2 + 1 / 2 \qquad (\text{or } \tan A_{min}) \\
+    \theta_t &= \theta_{t-1} - \eta \phi_t \hat m_t / (\sqrt{\hat v_t} + \epsilon)
+    \end{aligned}$$
 
     with Adam's bias-corrected moments.
 
     Args:
         params: parameters, named parameters or groups of either
-        lr: learning rate, a float or a tensor
-        betas: decay of the two moments
-        eps: added to the denominator
+        lr: $\eta$, a float or a tensor
+        betas: decay rates of the two moments
+        eps: $\epsilon$, added to the denominator
         weight_decay: coupled: added to the gradient before anything else, as in Adam
         method: "cos" or "tan" of the angle
-        vote: do as the authors' public code does: the stored angle and coefficient start at 0 and a
-            tensor's are replaced only if fewer of its coordinates exceed the stored angle than do
-            not. In practice that never happens, phi stays 1/2, and the step is Adam's at half the lr.
-        maximize: ascend
-        foreach: the step over lists of tensors (True), one by one (False), or as fits best (None)
+        vote: do what the authors' public code does: the stored angle and coefficient start at 0, and those
+            of a tensor are replaced only if fewer of its coordinates exceed the stored angle than do not. In
+            practice that never happens, $\phi$ stays 1/2, and the step is Adam's at half the lr
+        maximize: ascend instead of descend
+        foreach: step over lists of tensors (True), tensor by tensor (False), or choose (None)
         capturable: keep the step count on the device, as CUDA graphs need it
         differentiable: let autograd go through the step
+
+    Example:
+        >>> import torch, tam
+        >>> model = torch.nn.Linear(3, 1)
+        >>> optimizer = tam.AngularGrad(model.parameters(), lr=1e-3)
+        >>> model(torch.ones(1, 3)).sum().backward()
+        >>> optimizer.step()
+        >>> optimizer.backend
+        'loop'
     """
 
     _shared_options: ClassVar[tuple[str, ...]] = (*Base._shared_options, "method", "vote")
@@ -47,32 +57,16 @@ class AngularGrad(Base):
     _momentum_key: ClassVar[str] = "exp_avg"
 
     def __init__(
-        self,
-        params: ParamsT,
-        lr: float | Tensor = 1e-3,
-        betas: tuple[float, float] = (0.9, 0.999),
-        eps: float = 1e-8,
-        weight_decay: float = 0.0,
-        *,
-        method: Method = "cos",
-        vote: bool = False,
-        maximize: bool = False,
-        foreach: bool | None = None,
-        capturable: bool = False,
+        self, params: ParamsT, lr: float | Tensor = 1e-3, betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8, weight_decay: float = 0.0, *, method: Method = "cos", vote: bool = False,
+        maximize: bool = False, foreach: bool | None = None, capturable: bool = False,
         differentiable: bool = False,
-    ) -> None:
+    ) -> None:  # fmt: skip
         options = {
-            "lr": lr,
-            "betas": betas,
-            "eps": eps,
-            "weight_decay": weight_decay,
-            "method": method,
-            "vote": vote,
-            "maximize": maximize,
-            "foreach": foreach,
-            "capturable": capturable,
+            "lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "method": method,
+            "vote": vote, "maximize": maximize, "foreach": foreach, "capturable": capturable,
             "differentiable": differentiable,
-        }
+        }  # fmt: skip
         super().__init__(params, options)
 
     @property

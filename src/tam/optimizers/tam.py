@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer, ParamsT
 
 from tam.optimizers.torque import TorqueOptimizer
+from tam.options import Scope
 from tam.switching import handover, match
 
 if TYPE_CHECKING:
@@ -19,32 +20,33 @@ if TYPE_CHECKING:
 class TAM(TorqueOptimizer):
     r"""Torque-aware momentum (Malviya et al. 2024).
 
-    .. math::
-        S_t &= \langle m_{t-1}, g_t \rangle / (|m_{t-1}| |g_t|) \\
-        s_t &= \gamma s_{t-1} + (1 - \gamma) S_t, \qquad d_t = (1 + \mathrm{clip}(k s_t, -1, 1)) / 2 \\
-        m_t &= \beta m_{t-1} + (\epsilon + d_t) (g_t + \lambda \theta_{t-1}) \\
-        \theta_t &= \theta_{t-1} - \eta m_t
+    $$\begin{aligned}
+    S_t &= \langle m_{t-1}, g_t \rangle / (|m_{t-1}| |g_t|) \\
+    s_t &= \gamma s_{t-1} + (1 - \gamma) S_t, \qquad d_t = (1 + \mathrm{clip}(k s_t, -1, 1)) / 2 \\
+    m_t &= \beta m_{t-1} + (\epsilon + d_t) (g_t + \lambda \theta_{t-1}) \\
+    \theta_t &= \theta_{t-1} - \eta m_t
+    \end{aligned}$$
 
-    The gain k is 1 in the paper. Coming from SGD with momentum: :meth:`matching_sgd` takes SGD's
-    hyperparameters and converts them (twice the lr). With `smoothing=1, floor=0.5` it is torch's SGD.
+    The gain k is 1 in the paper. If you come from SGD with momentum, use `matching_sgd`: it takes SGD's
+    hyperparameters and converts them (twice the lr). With `smoothing=1, floor=0.5`, TAM is torch's SGD.
 
     Args:
         params: parameters, named parameters or groups of either
-        lr: learning rate, a float or a tensor
-        momentum: beta
-        weight_decay: lambda, coupled (added to the gradient), outside the cosine
-        smoothing: gamma, of the smoothed cosine s; 1 keeps s at 0
-        floor: epsilon, the least weight of a new gradient
-        scope: what one cosine is taken over: "global" all parameters, "group" a group, "tensor" one
+        lr: $\eta$, a float or a tensor
+        momentum: $\beta$
+        weight_decay: $\lambda$, coupled (added to the gradient), outside the cosine
+        smoothing: $\gamma$, the decay rate of the smoothed cosine s; 1 keeps s at 0
+        floor: $\epsilon$, the smallest weight of a new gradient
+        scope: what one cosine is taken over: all parameters ("global"), a group or a tensor
         gain: factor of s in the damping; 1 is the paper's rule, 0 keeps the damping at 1/2
-        max_grad_norm: clip the gradient to this norm, as clip_grad_norm_ does, within the step
-        maximize: ascend
-        foreach: the step over lists of tensors (True), one by one (False), or as fits best (None)
-        fused: the step in one kernel (True), not so (False), or where it can be (None)
-        capturable: accepted as torch's optimizers have it; TAM keeps no step count
+        max_grad_norm: clip the gradient to this norm within the step, as `clip_grad_norm_` does
+        maximize: ascend instead of descend
+        foreach: step over lists of tensors (True), tensor by tensor (False), or choose (None)
+        fused: step in one kernel (True), not so (False), or if possible (None)
+        capturable: accepted for the sake of torch's callers; TAM keeps no step count
         differentiable: let autograd go through the step
-        shard_group: the ranks over which plain tensors are sharded; docs/distributed.md tells more
-        whole_tensors: each of those tensors lies on one rank whole, as with ZeroRedundancyOptimizer
+        shard_group: the ranks over which plain tensors are sharded; see docs/distributed.md
+        whole_tensors: each of those tensors is on one rank whole, as with ZeroRedundancyOptimizer
 
     Example:
         >>> import torch, tam
@@ -61,58 +63,26 @@ class TAM(TorqueOptimizer):
     _state_keys: ClassVar[tuple[str, ...]] = ("momentum_buffer",)  # type: ignore[misc]
 
     def __init__(
-        self,
-        params: ParamsT,
-        lr: float | Tensor = 0.2,
-        momentum: float = 0.9,
-        *,
-        weight_decay: float = 0.0,
-        smoothing: float = 0.9,
-        floor: float = 1e-8,
-        scope: str = "global",
-        gain: float = 1.0,
-        max_grad_norm: float | None = None,
-        maximize: bool = False,
-        foreach: bool | None = None,
-        fused: bool | None = None,
-        capturable: bool = False,
-        differentiable: bool = False,
-        shard_group: ProcessGroup | None = None,
-        whole_tensors: bool = False,
-    ) -> None:
+        self, params: ParamsT, lr: float | Tensor = 0.2, momentum: float = 0.9, *, weight_decay: float = 0.0,
+        smoothing: float = 0.9, floor: float = 1e-8, scope: Scope = "global", gain: float = 1.0,
+        max_grad_norm: float | None = None, maximize: bool = False, foreach: bool | None = None,
+        fused: bool | None = None, capturable: bool = False, differentiable: bool = False,
+        shard_group: ProcessGroup | None = None, whole_tensors: bool = False,
+    ) -> None:  # fmt: skip
         options = {
-            "lr": lr,
-            "momentum": momentum,
-            "weight_decay": weight_decay,
-            "smoothing": smoothing,
-            "floor": floor,
-            "scope": scope,
-            "gain": gain,
-            "max_grad_norm": max_grad_norm,
-            "maximize": maximize,
-            "foreach": foreach,
-            "fused": fused,
-            "capturable": capturable,
+            "lr": lr, "momentum": momentum, "weight_decay": weight_decay, "smoothing": smoothing,
+            "floor": floor, "scope": scope, "gain": gain, "max_grad_norm": max_grad_norm,
+            "maximize": maximize, "foreach": foreach, "fused": fused, "capturable": capturable,
             "differentiable": differentiable,
-        }
+        }  # fmt: skip
         super().__init__(params, options, shard_group, whole_tensors)
 
     @classmethod
     def matching_sgd(
-        cls,
-        params: ParamsT,
-        lr: float | Tensor = 1e-3,
-        momentum: float = 0.0,
-        dampening: float = 0.0,
-        weight_decay: float = 0.0,
-        nesterov: bool = False,
-        *,
-        maximize: bool = False,
-        foreach: bool | None = None,
-        differentiable: bool = False,
-        fused: bool | None = None,
-        **options: Any,
-    ) -> Self:
+        cls, params: ParamsT, lr: float | Tensor = 1e-3, momentum: float = 0.0, dampening: float = 0.0,
+        weight_decay: float = 0.0, nesterov: bool = False, *, maximize: bool = False,
+        foreach: bool | None = None, differentiable: bool = False, fused: bool | None = None, **options: Any,
+    ) -> Self:  # fmt: skip
         """Return a TAM whose settled step is that of `torch.optim.SGD` with these hyperparameters.
 
         The lr is doubled, since a gradient's weight is about 1/2 once s has settled near 0. Schedulers made
@@ -126,7 +96,7 @@ class TAM(TorqueOptimizer):
             options: TAM's own options, such as `scope` or `max_grad_norm`
 
         Raises:
-            ValueError: if `dampening` or `nesterov` is set, for which there is no rule.
+            ValueError: if `dampening` or `nesterov` is set, for which there is no rule
 
         Example:
             >>> import torch, tam
@@ -144,18 +114,11 @@ class TAM(TorqueOptimizer):
 
     @classmethod
     def from_sgd(cls, optimizer: Optimizer, **options: Any) -> Self:
-        """Return this optimizer in place of torch's SGD, with its groups and buffers.
-
-        This is `tam.handover(optimizer, cls, **options)`.
+        """Return a TAM in place of a `torch.optim.SGD`: the short form of `tam.handover`.
 
         Args:
-            optimizer: A `torch.optim.SGD`.
-            **options: What `tam.handover` takes: `buffers`, `lr`, `alignment`, `scheduler`, `verbose`, and
-                options of the new optimizer.
-
-        Raises:
-            TypeError: If `optimizer` is no `torch.optim.SGD`.
-            ValueError: If there is no rule for one of SGD's options; the message says what to do.
+            optimizer: torch's SGD, with or without steps taken
+            options: those of `tam.handover`
 
         Example:
             >>> import torch, tam

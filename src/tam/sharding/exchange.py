@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from enum import IntEnum
 from operator import is_
 from typing import TYPE_CHECKING
 
@@ -13,21 +12,10 @@ from torch.optim import Optimizer
 
 from tam.sharding.dtensor import has_other_ranks, is_dtensor, local_tensor, shard_groups
 from tam.sharding.shard_group import ShardGroup, shards_of
+from tam.sharding.sums import FOUND_INF, Sum
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
-
-
-class Sum(IntEnum):
-    """The columns of the sums, one row per share. Their last row is for all parameters together."""
-
-    DOT = 0  # <m, g>; in the last row: 1 if GradScaler found a gradient that is not finite
-    MM = 1  # |m|^2
-    GG = 2  # |g|^2
-    PRESENT = 3  # above 0 if any parameter has a gradient
-
-
-FOUND_INF = Sum.DOT  # of the last row
 
 
 class Exchange:

@@ -2,11 +2,11 @@
 
 A rule (`rule.py`, `angular.py`) is written once, in calls like `ops.mul_(m, beta)`. Its operands are
 
-- tensors, with `Loop` (in place) or `Pure` (nothing is changed: for autograd and vmap),
-- lists of tensors of one device and dtype, with `Foreach`.
+- tensors, with `LOOP` (in place) or `PURE` (nothing is changed: for autograd and vmap),
+- lists of tensors of one device and dtype, with `FOREACH`.
 
-A trailing underscore means that the first operand is not needed afterwards: `Loop` and `Foreach` write into
-it, `Pure` does not. A coefficient is a number, a 0-dim tensor or, with `Foreach`, also a list with one entry
+A trailing underscore means that the first operand is not needed afterwards: `LOOP` and `FOREACH` write into
+it, `PURE` does not. A coefficient is a number, a 0-dim tensor or, with `FOREACH`, also a list with one entry
 per tensor.
 """
 
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ from torch.nn import Parameter
 
 GroupOptions = dict[str, Any]  # a parameter group of an optimizer
 Coefficient = Any  # a number, a 0-dim tensor, or a list of them
-Operand = Any  # a tensor, or a list of tensors with Foreach
+Operand = Any  # a tensor, or a list of tensors
 
 
 SUM_DTYPES = {"mps": torch.float32}  # of sums over tensors; float64 on all other devices
@@ -36,104 +36,61 @@ def accumulator_dtype(device: torch.device) -> torch.dtype:
 # ---------------------------------------------------------------------- arithmetic
 
 
-class Pure:
-    """Arithmetic on single tensors, out of place."""
+@dataclass(frozen=True)
+class Arithmetic:
+    """The operations of the rules, on tensors or lists of tensors, in place or pure."""
 
-    name: ClassVar[Literal["pure", "loop", "foreach"]] = "pure"
-    takes_lists: ClassVar[bool] = False  # operands are lists of tensors
-    is_pure: ClassVar[bool] = True  # no operand is ever written to
+    name: Literal["pure", "loop", "foreach"]
+    takes_lists: bool = False  # operands are lists; temporaries are as large as the list
+    is_pure: bool = False  # no operand is ever written to
 
     def neg(self, x: Operand) -> Operand:
-        return -x
-
-    def mul(self, x: Operand, y: Operand) -> Operand:
-        return x * y
-
-    mul_ = mul
-
-    def div_(self, x: Operand, y: Operand) -> Operand:
-        return x / y
-
-    def add_(self, x: Operand, c: float) -> Operand:
-        return x + c
-
-    def axpy(self, x: Operand, y: Operand, a: Coefficient) -> Operand:
-        """Return x + a y."""
-        # add(alpha=) takes numbers only: a tensor there would be read back from the device.
-        return torch.addcmul(x, y, a) if isinstance(a, Tensor) else torch.add(x, y, alpha=a)
-
-    axpy_ = axpy
-
-    def addcdiv_(self, x: Operand, y: Operand, z: Operand, a: Coefficient) -> Operand:
-        """Return x + a y / z."""
-        if isinstance(a, Tensor):
-            return torch.addcmul(x, y / z, a)
-        return torch.addcdiv(x, y, z, value=a)
+        return torch._foreach_neg(x) if self.takes_lists else -x
 
     def sqrt(self, x: Operand) -> Operand:
-        return x.sqrt()
-
-    def dot(self, x: list[Tensor], y: list[Tensor], dtype: torch.dtype) -> Tensor:
-        """Return the sum of x y over the elements of each pair of tensors."""
-        # The three sums of the cosine must be of one kind, or their rounding could make |S| > 1.
-        return torch.stack([torch.sum(a * b, dtype=dtype) for a, b in zip(x, y, strict=True)])
-
-
-class Loop(Pure):
-    """Arithmetic on single tensors, in place where a rule allows it."""
-
-    name: ClassVar[Literal["pure", "loop", "foreach"]] = "loop"
-    is_pure: ClassVar[bool] = False
-
-    def mul_(self, x: Operand, y: Operand) -> Operand:
-        return x.mul_(y)
-
-    def div_(self, x: Operand, y: Operand) -> Operand:
-        return x.div_(y)
-
-    def add_(self, x: Operand, c: float) -> Operand:
-        return x.add_(c)
-
-    def axpy_(self, x: Operand, y: Operand, a: Coefficient) -> Operand:
-        return x.addcmul_(y, a) if isinstance(a, Tensor) else x.add_(y, alpha=a)
-
-    def addcdiv_(self, x: Operand, y: Operand, z: Operand, a: Coefficient) -> Operand:
-        if isinstance(a, Tensor):
-            return x.addcmul_(y / z, a)
-        return x.addcdiv_(y, z, value=a)
-
-
-class Foreach:
-    """Arithmetic on lists, in place where a rule allows it. Its temporaries are as large as the list."""
-
-    name: ClassVar[Literal["pure", "loop", "foreach"]] = "foreach"
-    takes_lists: ClassVar[bool] = True
-    is_pure: ClassVar[bool] = False
-
-    def neg(self, x: Operand) -> Operand:
-        return torch._foreach_neg(x)
+        return torch._foreach_sqrt(x) if self.takes_lists else x.sqrt()
 
     def mul(self, x: Operand, y: Operand) -> Operand:
-        return torch._foreach_mul(x, y)
+        return torch._foreach_mul(x, y) if self.takes_lists else x * y
 
     def mul_(self, x: Operand, y: Operand) -> Operand:
+        if self.is_pure:
+            return x * y
+        if not self.takes_lists:
+            return x.mul_(y)
         torch._foreach_mul_(x, y)
         return x
 
     def div_(self, x: Operand, y: Operand) -> Operand:
+        if self.is_pure:
+            return x / y
+        if not self.takes_lists:
+            return x.div_(y)
         torch._foreach_div_(x, y)
         return x
 
     def add_(self, x: Operand, c: float) -> Operand:
+        if self.is_pure:
+            return x + c
+        if not self.takes_lists:
+            return x.add_(c)
         torch._foreach_add_(x, c)
         return x
 
     def axpy(self, x: Operand, y: Operand, a: Coefficient) -> Operand:
+        """Return x + a y."""
+        # add(alpha=) takes numbers only: a tensor there would be read back from the device.
+        if not self.takes_lists:
+            return torch.addcmul(x, y, a) if isinstance(a, Tensor) else torch.add(x, y, alpha=a)
         if isinstance(a, (Tensor, list)):
             return torch._foreach_add(x, torch._foreach_mul(y, a))
         return torch._foreach_add(x, y, alpha=a)
 
     def axpy_(self, x: Operand, y: Operand, a: Coefficient) -> Operand:
+        if self.is_pure:
+            return self.axpy(x, y, a)
+        if not self.takes_lists:
+            return x.addcmul_(y, a) if isinstance(a, Tensor) else x.add_(y, alpha=a)
         if isinstance(a, (Tensor, list)):
             torch._foreach_add_(x, torch._foreach_mul(y, a))
         else:
@@ -141,23 +98,27 @@ class Foreach:
         return x
 
     def addcdiv_(self, x: Operand, y: Operand, z: Operand, a: Coefficient) -> Operand:
+        """Return x + a y / z."""
         if isinstance(a, Tensor):
-            return self.axpy_(x, torch._foreach_div(y, z), a)
+            return self.axpy_(x, torch._foreach_div(y, z) if self.takes_lists else y / z, a)
+        if self.is_pure:
+            return torch.addcdiv(x, y, z, value=a)
+        if not self.takes_lists:
+            return x.addcdiv_(y, z, value=a)
         torch._foreach_addcdiv_(x, y, z, value=a)
         return x
 
-    def sqrt(self, x: Operand) -> Operand:
-        return torch._foreach_sqrt(x)
-
     def dot(self, x: list[Tensor], y: list[Tensor], dtype: torch.dtype) -> Tensor:
-        return torch.stack([p.sum(dtype=dtype) for p in torch._foreach_mul(x, y)])
+        """Return the sum of x y over the elements of each pair of tensors."""
+        # The three sums of the cosine must be of one kind, or their rounding could make |S| > 1.
+        if self.takes_lists:
+            return torch.stack([product.sum(dtype=dtype) for product in torch._foreach_mul(x, y)])
+        return torch.stack([torch.sum(a * b, dtype=dtype) for a, b in zip(x, y, strict=True)])
 
 
-Arithmetic = Pure | Foreach  # Loop is a Pure
-
-PURE = Pure()
-LOOP = Loop()
-FOREACH = Foreach()
+PURE = Arithmetic("pure", is_pure=True)
+LOOP = Arithmetic("loop")
+FOREACH = Arithmetic("foreach", takes_lists=True)
 
 
 def choose_arithmetic(

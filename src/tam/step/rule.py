@@ -109,7 +109,7 @@ class EagerBackend:
 
     def _sums_of_shares(self, parts: list[Tensor], exchange: Exchange) -> Tensor:
         """Return the sums of all shares, also of those that have nothing here, and a row for the whole."""
-        sums = torch.zeros(len(exchange.shares) + 1, 4, dtype=torch.float64, device=exchange.device)
+        sums = torch.zeros(len(exchange.shares) + 1, len(Sum), dtype=torch.float64, device=exchange.device)
         for bucket, part in zip(self.buckets, parts, strict=True):
             measured = part.to(sums.device)
             shares = list(dict.fromkeys(bucket.shares))

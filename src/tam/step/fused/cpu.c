@@ -1,16 +1,18 @@
-/* The fused step on the CPU: measure, settle, update, over the tables of tables.py. `tam_measure` and `tam_update`
-   are the two halves of it, between which other ranks' sums can be added; `tam_each` is the whole of it where every
-   tensor is a segment of its own, so that a tensor can be updated while it is still in the cache.
+/* The fused step on the CPU: measure, settle, update, over the tables that columns.py describes. `tam_measure` and
+   `tam_update` are its two halves, between which other ranks' sums can be added. `tam_step_per_tensor` does both
+   where every tensor is a segment: each tensor is updated while it is still in the cache.
 
-   Plain C with OpenMP: no Python or torch headers. native_kernels.h is included once for each kind of
-   number and instruction set; the instruction set is chosen when the step runs. Sums are taken per
-   chunk of fixed size and added in the order of the chunks, so that a result does not depend on the
-   number of threads. */
+   Plain C with OpenMP: no Python or torch headers. setup.py writes columns.h from columns.py. cpu_kernels.h is
+   included once for each kind of number and instruction set; the instruction set is chosen when the step runs.
+   Sums are taken per chunk of fixed size and added in the order of the chunks, so a result does not depend on
+   the number of threads. */
 
 #include <math.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+
+#include "columns.h" /* the columns, the struct `tables` and LAYOUT */
 
 #ifdef _OPENMP
 #include <omp.h>
@@ -19,12 +21,7 @@ static int omp_get_thread_num(void) { return 0; }
 static int omp_get_num_threads(void) { return 1; }
 #endif
 
-enum { THETA, MOMENTUM, SECOND, STEP, NUMEL, SHARE, SEGMENT, GROUP, KIND };
-enum { FIRST, COUNT, ALIGNMENT, WIDE };
-enum { DOT, MM, GG, PRESENT, SUMS }; /* of a share; the last row of all is for the whole */
-enum { LR, BETA1, BETA2, EPS, FLOOR, DECAY, SIGN, SMOOTHING, MAX_NORM, GAIN, OPTIONS };
-enum { ADAPTIVE = 1, DECOUPLED = 2, EMA = 4, CORRECT = 8, CLIP = 16 };
-
+#define MEASURED PRESENT /* sums of a chunk: those before PRESENT */
 #define CHUNK 16384 /* elements of a unit of work; a tensor up to this size is one thread's */
 #define INNER 512   /* elements added in the kind's own precision before float64 takes over */
 
@@ -77,8 +74,8 @@ static inline uint16_t float_to_bf16(float x) { /* to nearest, ties to even; a n
 #undef TARGET
 #endif
 
-/* Of the tables: native.py has the same number. */
-int tam_layout(void) { return 3; }
+/* cpu.py refuses a kernel whose layout is not its own. */
+int tam_layout(void) { return LAYOUT; }
 
 /* 0: base, 1: AVX2, 2: AVX-512 */
 int tam_instruction_set(void) {
@@ -93,15 +90,15 @@ int tam_instruction_set(void) {
 }
 
 typedef struct {
-    measure_fn measure[4];
-    update_fn update[4];
-    int64_t size[4];
+    measure_fn measure[KINDS];
+    update_fn update[KINDS];
+    int64_t size[KINDS];
 } kinds;
 
-#define KINDS_OF(isa)                                                                             \
-    {{measure_float32_##isa, measure_bfloat16_##isa, 0, measure_float64_##isa},                   \
-     {update_float32_##isa, update_bfloat16_##isa, 0, update_float64_##isa},                      \
-     {4, 2, 2, 8}}
+#define KINDS_OF(isa)                                                                                                  \
+    {{[FLOAT32] = measure_float32_##isa, [BFLOAT16] = measure_bfloat16_##isa, [FLOAT64] = measure_float64_##isa},      \
+     {[FLOAT32] = update_float32_##isa, [BFLOAT16] = update_bfloat16_##isa, [FLOAT64] = update_float64_##isa},         \
+     {[FLOAT32] = 4, [BFLOAT16] = 2, [FLOAT64] = 8}}
 
 static const kinds BY_ISA[] = {
     KINDS_OF(base),
@@ -109,17 +106,6 @@ static const kinds BY_ISA[] = {
     KINDS_OF(avx2), KINDS_OF(avx512)
 #endif
 };
-
-/* The tables of a step, as native.py fills them in. A column of rows is `n` long, one of segments `n_segments`. */
-typedef struct {
-    const int64_t *rows, *gradients, *segments;
-    const double *options;
-    double *sums;       /* of each share, and behind them of the whole */
-    int64_t n, n_shares, n_segments;
-    double scale;       /* 1 / grad_scale */
-    int flags, instruction_set, threads;
-} tables;
-
 
 static inline int64_t row_of(const tables *t, int column, int64_t row) { return t->rows[column * t->n + row]; }
 static inline int64_t segment_of(const tables *t, int column, int64_t s) {
@@ -206,7 +192,7 @@ static void count_step(const tables *t, int64_t row) {
 }
 
 static void add(double *sums, const double *more) {
-    for (int k = 0; k < 3; k++) sums[k] += more[k];
+    for (int k = 0; k < MEASURED; k++) sums[k] += more[k];
 }
 
 /* This thread's share of n chunks. */
@@ -219,7 +205,7 @@ static void share(int64_t n, int64_t *begin, int64_t *end) {
 /* One tensor, by one thread. */
 static void step_small(const tables *t, int64_t row, double *sums) {
     for (int64_t c = 0; c < chunks_of(t, row); c++) {
-        double part[3];
+        double part[MEASURED];
         measure_chunk(t, row, c, part);
         add(sums, part);
     }
@@ -235,23 +221,23 @@ static void step_large(const tables *t, int64_t row, double *sums, double *parts
     {
         int64_t begin, end;
         share(n, &begin, &end);
-        for (int64_t c = begin; c < end; c++) measure_chunk(t, row, c, parts + 3 * c);
+        for (int64_t c = begin; c < end; c++) measure_chunk(t, row, c, parts + MEASURED * c);
 #pragma omp barrier
 #pragma omp single
         {
-            for (int64_t c = 0; c < n; c++) add(sums, parts + 3 * c);
+            for (int64_t c = 0; c < n; c++) add(sums, parts + MEASURED * c);
             k = coefficients_of(t, row, settle(t, row, sums), 1);
         }
         for (int64_t c = end - 1; c >= begin; c--) update_chunk(t, row, c, &k);
     }
 }
 
-/* The step where every tensor is its own segment, and nothing else is needed to update it. Returns |g|, or -1 where
-   there was no memory. */
-double tam_each(const tables *t) {
+/* The step where every tensor is a segment and no other is needed to update it: row k is segment k and share k,
+   without clipping and without other ranks. cpu.py checks that. Returns |g|, or -1 where there was no memory. */
+double tam_step_per_tensor(const tables *t) {
     int64_t most = 0;
     for (int64_t row = 0; row < t->n; row++) most = chunks_of(t, row) > most ? chunks_of(t, row) : most;
-    double *parts = malloc((3 * most + 1) * sizeof *parts), total = 0;
+    double *parts = malloc((MEASURED * most + 1) * sizeof *parts), total = 0;
     if (!parts) return -1;
     for (int64_t row = 0; row < t->n; row++) {
         count_step(t, row);
@@ -290,17 +276,17 @@ static int list_chunks(const tables *t, chunk_list *list) {
 int tam_measure(const tables *t) {
     chunk_list all;
     if (!list_chunks(t, &all)) return -1;
-    double *parts = malloc((3 * all.n + 1) * sizeof *parts);
+    double *parts = malloc((MEASURED * all.n + 1) * sizeof *parts);
     if (parts) {
 #pragma omp parallel num_threads(t->threads) if (all.n > 1)
         {
             int64_t begin, end;
             share(all.n, &begin, &end);
-            for (int64_t i = begin; i < end; i++) measure_chunk(t, all.row[i], all.chunk[i], parts + 3 * i);
+            for (int64_t i = begin; i < end; i++) measure_chunk(t, all.row[i], all.chunk[i], parts + MEASURED * i);
         }
         double *whole = t->sums + SUMS * t->n_shares;
         memset(t->sums, 0, SUMS * (t->n_shares + 1) * sizeof *t->sums);
-        for (int64_t i = 0; i < all.n; i++) add(t->sums + SUMS * row_of(t, SHARE, all.row[i]), parts + 3 * i);
+        for (int64_t i = 0; i < all.n; i++) add(t->sums + SUMS * row_of(t, SHARE, all.row[i]), parts + MEASURED * i);
         for (int64_t row = 0; row < t->n; row++)
             if (t->gradients[row]) t->sums[SUMS * row_of(t, SHARE, row) + PRESENT] = 1;
         for (int64_t k = 0; k < t->n_shares; k++) whole[GG] += t->sums[SUMS * k + GG];

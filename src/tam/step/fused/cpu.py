@@ -13,24 +13,23 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from tam.step.fused.columns import Option, Segment
+from tam.step.fused.columns import ARGUMENTS, FUNCTIONS, LAYOUT, Flag, Option, Row, Segment, Sum
 from tam.step.rule import Rule
 
 DTYPES = ("float32", "bfloat16", "float64")
 INSTRUCTION_SETS = ("base", "avx2", "avx512")
-LAYOUT = 3  # of the tables, as in cpu.c
-_ADAPTIVE, _DECOUPLED, _EMA, _CORRECT, _CLIP = (1 << i for i in range(5))  # as in cpu.c
+_C_TYPES: dict[str, type[ctypes.c_int64 | ctypes.c_double | ctypes.c_int | ctypes.c_void_p]] = {
+    "int64_t": ctypes.c_int64,
+    "double": ctypes.c_double,
+    "int": ctypes.c_int,
+    **dict.fromkeys(("const int64_t *", "const double *", "double *"), ctypes.c_void_p),
+}
 
 
 class Tables(ctypes.Structure):
-    """The tables of a step, as cpu.c has them."""
+    """The arguments of the C functions."""
 
-    _fields_ = [
-        *[(name, ctypes.c_void_p) for name in ("rows", "gradients", "segments", "options", "sums")],
-        *[(name, ctypes.c_int64) for name in ("n", "n_shares", "n_segments")],
-        ("scale", ctypes.c_double),
-        *[(name, ctypes.c_int) for name in ("flags", "instruction_set", "threads")],
-    ]
+    _fields_ = [(name, _C_TYPES[kind]) for name, kind in ARGUMENTS]
 
 
 @cache
@@ -40,16 +39,21 @@ def library() -> ctypes.CDLL | str:
     built = [path for suffix in EXTENSION_SUFFIXES if (path := here / f"_cpu{suffix}").exists()]
     if not built:
         return "the CPU kernel was not built: install the package where there is a C compiler"
+    return load_library(built[0])
+
+
+def load_library(path: Path) -> ctypes.CDLL | str:
+    """Return the compiled kernel, or why it cannot be used."""
     try:
-        found = ctypes.CDLL(str(built[0]))
+        found = ctypes.CDLL(str(path))
         layout = int(found.tam_layout())
     except (OSError, AttributeError) as error:
         return f"the CPU kernel cannot be loaded: {error}"
     if layout != LAYOUT:
         return "the CPU kernel was built from another version: install the package again"
-    for name in ("tam_measure", "tam_update", "tam_each"):
+    for name, kind in FUNCTIONS.items():
         getattr(found, name).argtypes = [ctypes.POINTER(Tables)]
-        getattr(found, name).restype = ctypes.c_int if name == "tam_measure" else ctypes.c_double
+        getattr(found, name).restype = _C_TYPES[kind]
     return found
 
 
@@ -84,6 +88,17 @@ def _check(result: float) -> float:
     return result
 
 
+def rows_are_segments(rows: Tensor, segments: Tensor) -> bool:
+    """Return True if row k is segment k and share k, as `tam_step_per_tensor` assumes."""
+    order = torch.arange(rows.shape[1])
+    shares = segments[[Segment.FIRST, Segment.COUNT]]
+    return (
+        segments.shape[1] == len(order)
+        and bool((rows[[Row.SHARE, Row.SEGMENT]] == order).all())
+        and torch.equal(shares, torch.stack([order, torch.ones_like(order)]))
+    )
+
+
 class CpuBackend:
     """The tables in memory, and the C kernel that reads them."""
 
@@ -94,15 +109,17 @@ class CpuBackend:
         self.rows, self.segments = rows, segments
         # Of all shares, also those of which there is nothing here, and of the whole.
         shares = int(segments[Segment.COUNT].sum())
-        self.sums = torch.zeros(shares + 1, 4, dtype=torch.float64)
-        self.steps_per_tensor = rule.scope == "tensor" and rule.max_grad_norm is None and not exchanges
+        self.sums = torch.zeros(shares + 1, len(Sum), dtype=torch.float64)
+        self.steps_per_tensor = (
+            rule.max_grad_norm is None and not exchanges and rows_are_segments(rows, segments)
+        )
         self.gradients = self.options = torch.empty(0)
         self.flags = (
-            _ADAPTIVE * rule.adaptive
-            | _DECOUPLED * rule.decoupled
-            | _EMA * rule.ema
-            | _CORRECT * rule.bias_correction
-            | _CLIP * (rule.max_grad_norm is not None)
+            Flag.ADAPTIVE * rule.adaptive
+            | Flag.DECOUPLED * rule.decoupled
+            | Flag.EMA * rule.ema
+            | Flag.CORRECT * rule.bias_correction
+            | Flag.CLIP * (rule.max_grad_norm is not None)
         )
 
     def set_gradients(self, addresses: list[int]) -> None:
@@ -129,7 +146,7 @@ class CpuBackend:
 
     def step_alone(self) -> None:
         if self.steps_per_tensor:
-            self.norm.fill_(_check(self.kernel.tam_each(self.tables)))
+            self.norm.fill_(_check(self.kernel.tam_step_per_tensor(self.tables)))
         else:
             _check(self.kernel.tam_measure(self.tables))
             self.norm.fill_(_check(self.kernel.tam_update(self.tables)))

@@ -7,7 +7,7 @@ TARGET static void JOIN(measure, KIND_NAME, ISA)(const void *m_, const void *g_,
                                                  double *sums) {
     const STORED *restrict m = m_, *restrict g = g_;
     const REAL scale = (REAL)scale_;
-    sums[0] = sums[1] = sums[2] = 0;
+    sums[DOT] = sums[MM] = sums[GG] = 0;
     for (int64_t i = 0; i < n; i += INNER) {
         int64_t end = i + INNER < n ? i + INNER : n;
         REAL mg = 0, mm = 0, gg = 0;
@@ -18,9 +18,9 @@ TARGET static void JOIN(measure, KIND_NAME, ISA)(const void *m_, const void *g_,
             mm = FMA(x, x, mm);
             gg = FMA(y, y, gg);
         }
-        sums[0] += mg;
-        sums[1] += mm;
-        sums[2] += gg;
+        sums[DOT] += mg;
+        sums[MM] += mm;
+        sums[GG] += gg;
     }
 }
 

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from tam.sharding import FOUND_INF
 from tam.step.fused import kernels
-from tam.step.fused.columns import Option, Row, Segment
+from tam.step.fused.columns import Option, Row, Segment, Share, Sum
 from tam.step.fused.launcher import Launcher, PinnedTable, upload
 from tam.step.rule import Rule
 
@@ -36,9 +36,10 @@ class CudaBackend(Launcher):
         counts = [0] * n_shares
         for share, count in zip(rows[Row.SHARE].tolist(), self.chunk_counts, strict=True):
             counts[share] += count
-        shares = torch.tensor([[0, *accumulate(counts)][:-1], counts])  # each is a run of chunks
+        columns = {Share.FIRST_CHUNK: [0, *accumulate(counts)][:-1], Share.CHUNK_COUNT: counts}
+        shares = torch.tensor([columns[key] for key in Share], dtype=torch.int64)
         self.rows, self.segments, self.shares = (upload(x, device) for x in (rows, segments, shares))
-        self.sums = torch.zeros(n_shares + 1, 4, dtype=torch.float64, device=device)
+        self.sums = torch.zeros(n_shares + 1, len(Sum), dtype=torch.float64, device=device)
         self.gradients, self.options = PinnedTable(device), PinnedTable(device)
         self.partial = torch.empty(3 * n_chunks, dtype=torch.float32, device=device)
         self.scalars = torch.empty(2 * n_segments + 1, dtype=torch.float64, device=device)

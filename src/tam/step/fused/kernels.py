@@ -5,8 +5,7 @@ segment's partial sums, in a fixed order, and settles s; the last segment to set
 clip factor. Where ranks add up their sums in between, settling is a kernel of its own. The update walks
 the chunks backwards: what was measured last is still in the L2 cache.
 
-`tables.py` names the columns of the tables, `fused.py` makes them. This module is imported only where
-triton is.
+`columns.py` describes the tables, `tables.py` makes them. This module is imported only where triton is.
 """
 
 from __future__ import annotations
@@ -14,42 +13,50 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from tam.sharding import FOUND_INF as FOUND_INF_COLUMN
-from tam.sharding import Sum
-from tam.step.fused import columns as tables
+from tam.step.fused import columns
 
-THETA = tl.constexpr(int(tables.Row.THETA))
-MOMENTUM = tl.constexpr(int(tables.Row.MOMENTUM))
-SECOND = tl.constexpr(int(tables.Row.SECOND))
-STEP = tl.constexpr(int(tables.Row.STEP))
-NUMEL = tl.constexpr(int(tables.Row.NUMEL))
-SHARE = tl.constexpr(int(tables.Row.SHARE))
-SEGMENT = tl.constexpr(int(tables.Row.SEGMENT))
-GROUP = tl.constexpr(int(tables.Row.GROUP))
-KIND = tl.constexpr(int(tables.Row.KIND))
+# Kernels see only globals that are constexpr. Each is written out, so linters and readers find it; a test
+# compares all of them with the enums.
 
-FIRST = tl.constexpr(int(tables.Segment.FIRST))
-COUNT = tl.constexpr(int(tables.Segment.COUNT))
-ALIGNMENT = tl.constexpr(int(tables.Segment.ALIGNMENT))
+THETA = tl.constexpr(int(columns.Row.THETA))
+MOMENTUM = tl.constexpr(int(columns.Row.MOMENTUM))
+SECOND = tl.constexpr(int(columns.Row.SECOND))
+STEP = tl.constexpr(int(columns.Row.STEP))
+NUMEL = tl.constexpr(int(columns.Row.NUMEL))
+SHARE = tl.constexpr(int(columns.Row.SHARE))
+SEGMENT = tl.constexpr(int(columns.Row.SEGMENT))
+GROUP = tl.constexpr(int(columns.Row.GROUP))
+KIND = tl.constexpr(int(columns.Row.KIND))
 
-LR = tl.constexpr(int(tables.Option.LR))
-BETA1 = tl.constexpr(int(tables.Option.BETA1))
-BETA2 = tl.constexpr(int(tables.Option.BETA2))
-EPS = tl.constexpr(int(tables.Option.EPS))
-FLOOR = tl.constexpr(int(tables.Option.FLOOR))
-DECAY = tl.constexpr(int(tables.Option.DECAY))
-SIGN = tl.constexpr(int(tables.Option.SIGN))
-SMOOTHING = tl.constexpr(int(tables.Option.SMOOTHING))
-MAX_NORM = tl.constexpr(int(tables.Option.MAX_NORM))
-GAIN = tl.constexpr(int(tables.Option.GAIN))
-OPTIONS = tl.constexpr(len(tables.Option))
+FIRST = tl.constexpr(int(columns.Segment.FIRST))
+COUNT = tl.constexpr(int(columns.Segment.COUNT))
+ALIGNMENT = tl.constexpr(int(columns.Segment.ALIGNMENT))
 
-DOT = tl.constexpr(int(Sum.DOT))
-MM = tl.constexpr(int(Sum.MM))
-GG = tl.constexpr(int(Sum.GG))
-PRESENT = tl.constexpr(int(Sum.PRESENT))
-FOUND_INF = tl.constexpr(int(FOUND_INF_COLUMN))
-SUMS = tl.constexpr(4)
+FIRST_CHUNK = tl.constexpr(int(columns.Share.FIRST_CHUNK))
+CHUNK_COUNT = tl.constexpr(int(columns.Share.CHUNK_COUNT))
+
+LR = tl.constexpr(int(columns.Option.LR))
+BETA1 = tl.constexpr(int(columns.Option.BETA1))
+BETA2 = tl.constexpr(int(columns.Option.BETA2))
+EPS = tl.constexpr(int(columns.Option.EPS))
+FLOOR = tl.constexpr(int(columns.Option.FLOOR))
+DECAY = tl.constexpr(int(columns.Option.DECAY))
+SIGN = tl.constexpr(int(columns.Option.SIGN))
+SMOOTHING = tl.constexpr(int(columns.Option.SMOOTHING))
+MAX_NORM = tl.constexpr(int(columns.Option.MAX_NORM))
+GAIN = tl.constexpr(int(columns.Option.GAIN))
+OPTIONS = tl.constexpr(len(columns.Option))
+
+DOT = tl.constexpr(int(columns.Sum.DOT))
+MM = tl.constexpr(int(columns.Sum.MM))
+GG = tl.constexpr(int(columns.Sum.GG))
+PRESENT = tl.constexpr(int(columns.Sum.PRESENT))
+FOUND_INF = tl.constexpr(int(columns.FOUND_INF))
+SUMS = tl.constexpr(len(columns.Sum))
+
+FLOAT32 = tl.constexpr(int(columns.Kind.FLOAT32))
+BFLOAT16 = tl.constexpr(int(columns.Kind.BFLOAT16))
+KINDS = tl.constexpr(len(columns.Kind))
 
 LANES = tl.constexpr(1024)
 
@@ -242,7 +249,7 @@ def measure(
     DTYPES: tl.constexpr, ALIGNED: tl.constexpr, SCALED: tl.constexpr, SKIPS: tl.constexpr,
     ADAPTIVE: tl.constexpr, TOGETHER: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Measures one chunk. DTYPES has a bit for each of float32, bfloat16 and float16 that occurs.
+    """Measures one chunk. DTYPES has a bit for each `Kind` that occurs.
 
     counters: how many chunks of each share have been measured, and behind them how many segments have
     settled; left at 0. TOGETHER: other ranks' sums are to be added before `settle`.
@@ -265,12 +272,13 @@ def measure(
     mg = tl.full((), 0.0, tl.float32)
     mm = tl.full((), 0.0, tl.float32)
     gg = tl.full((), 0.0, tl.float32)
-    for k in tl.static_range(3):
+    for k in tl.static_range(KINDS):
         if (DTYPES >> k) & 1:
             if kind == k:
                 mg, mm, gg = _measure(
                     rows, n_rows, row, gradient, start, size, scale,
-                    tl.float32 if k == 0 else tl.bfloat16 if k == 1 else tl.float16, ALIGNED, BLOCK,
+                    tl.float32 if k == FLOAT32 else tl.bfloat16 if k == BFLOAT16 else tl.float16,
+                    ALIGNED, BLOCK,
                 )  # fmt: skip
     tl.store(partial + chunk, mg * sign)
     tl.store(partial + n_chunks + chunk, mm)
@@ -280,10 +288,10 @@ def measure(
             t = _cell(rows, n_rows, STEP, row).to(tl.pointer_type(tl.float32))
             tl.store(t, tl.load(t) + 1)
     tl.debug_barrier()
-    count = _cell(shares, n_shares, COUNT, share).to(tl.int32)
+    count = _cell(shares, n_shares, CHUNK_COUNT, share).to(tl.int32)
     if tl.atomic_add(counters + share, 1, sem="acq_rel") == count - 1:
         tl.store(counters + share, 0)
-        first = _cell(shares, n_shares, FIRST, share).to(tl.int32)
+        first = _cell(shares, n_shares, FIRST_CHUNK, share).to(tl.int32)
         dot = _total(partial, first, count)
         mm_total = _total(partial + n_chunks, first, count)
         gg_total = _total(partial + 2 * n_chunks, first, count)
@@ -359,11 +367,11 @@ def update(
     kind = _cell(rows, n_rows, KIND, row).to(tl.int32)
     damping = tl.load(scalars + _cell(rows, n_rows, SEGMENT, row))
     clip = tl.load(scalars + 2 * n_segments) if CLIP else tl.full((), 1.0, tl.float64)
-    for k in tl.static_range(3):
+    for k in tl.static_range(KINDS):
         if (DTYPES >> k) & 1:
             if kind == k:
                 _update(
                     rows, n_rows, row, gradient, start, size, mine, damping, clip, scale,
-                    tl.float32 if k == 0 else tl.bfloat16 if k == 1 else tl.float16,
+                    tl.float32 if k == FLOAT32 else tl.bfloat16 if k == BFLOAT16 else tl.float16,
                     ALIGNED, ADAPTIVE, DECOUPLED, EMA, CORRECT, BLOCK,
                 )  # fmt: skip

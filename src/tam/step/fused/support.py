@@ -126,3 +126,32 @@ def check_memory(x: Tensor, what: str) -> None:
     """Raise if the tensor does not lie within its storage."""
     if x.numel() and not is_within_storage(x):
         raise RuntimeError(f"{what} of shape {tuple(x.shape)} does not fit into its storage: was it resized?")
+
+
+def match_layout(p: Tensor, state: dict[str, Tensor], keys: tuple[str, ...]) -> None:
+    """Give a parameter's state the layout of the parameter: a kernel walks through them side by side.
+
+    They differ after a load of a checkpoint made with other strides, and after the parameter was moved.
+    """
+    for key in keys:
+        x = state[key]
+        if key == "step":  # counted where the parameter is
+            if x.numel() != 1:
+                raise RuntimeError(f"a step count must be one number, got a tensor of shape {tuple(x.shape)}")
+            state[key] = x.to(p.device, torch.float32)
+            continue
+        if x.shape != p.shape:
+            raise RuntimeError(
+                f"a parameter of shape {tuple(p.shape)} has a {key} of shape {tuple(x.shape)}: parameters "
+                "that change their shape need a new optimizer"
+            )
+        shard = local_tensor(x)
+        if x.device != p.device or not can_walk_together(shard, local_tensor(p)) or not is_plain(shard):
+            state[key] = torch.empty_like(p, memory_format=torch.preserve_format).copy_(x)
+
+
+def can_join(p: Tensor, state: dict[str, Tensor], keys: tuple[str, ...]) -> bool:
+    """Return True if the kernels can take a parameter that has state and no gradient now."""
+    tensors = [local_tensor(p), *(local_tensor(state[key]) for key in keys)]
+    have_shape = all(state[key].shape == p.shape for key in keys if key != "step")
+    return have_shape and why_not_fused([p]) is None and all(map(is_within_storage, tensors))

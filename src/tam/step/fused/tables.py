@@ -8,29 +8,29 @@ alone says little: allocators reuse it for tensors of another layout. `columns.p
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
 from itertools import chain
 from operator import attrgetter, is_, itemgetter
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from tam.sharding import Exchange, ShardGroup, is_dtensor, local_gradient, local_tensor
 from tam.sharding.dtensor import wait_for_collective
-from tam.step import Backend, run_step
+from tam.step import run_step
 from tam.step.eager import GroupOptions
-from tam.step.fused import cpu
+from tam.step.fused import FusedBackend, cpu
 from tam.step.fused.columns import KINDS, Option, Row, Segment
 from tam.step.fused.support import (
+    can_join,
     can_walk_together,
     check_memory,
     dtype_name,
     extent_of,
     is_plain,
     is_within_storage,
+    match_layout,
     numel_as_real,
-    why_not_fused,
 )
 from tam.step.rule import Rule
 
@@ -90,15 +90,19 @@ def _make_guard(tensors: Sequence[Tensor]) -> Any:
 class GradientTable:
     """The addresses of gradients in a kernel's table, kept up to date from step to step."""
 
-    def __init__(self, params: Sequence[Tensor], upload: Callable[[list[int]], None]) -> None:
-        self.params, self._upload = params, upload
+    def __init__(self, params: Sequence[Tensor]) -> None:
+        self.params = params
         self._fingerprint: Fingerprint | None = None  # of the gradients in the table
         self._has_copies = False
 
     def update(
-        self, grads: Sequence[Tensor | None], addresses: list[int], copies: list[Tensor] | None
+        self,
+        grads: Sequence[Tensor | None],
+        addresses: list[int],
+        copies: list[Tensor] | None,
+        upload: Callable[[list[int]], None],
     ) -> bool:
-        """Bring the table up to date, given the gradients and their addresses, -1 if there is none.
+        """Upload the addresses of the gradients if the table has others; -1 stands for no gradient.
 
         A gradient that a kernel cannot walk through along with its parameter is copied, and the copy added to
         `copies`. If that is None the table stays as it is, and the result is False.
@@ -113,7 +117,7 @@ class GradientTable:
         if known is not None and is_aligned and all(map(is_within_storage, present, known.extents)):
             # None until all is done: an interrupted step leaves nothing that a later one trusts.
             self._fingerprint = None
-            self._upload(addresses)  # the gradients are elsewhere, and as they were
+            upload(addresses)  # the gradients are elsewhere, and as they were
             known.addresses = addresses
             self._fingerprint = known
             return True
@@ -121,7 +125,7 @@ class GradientTable:
         if usable is None:
             return False
         self._fingerprint = None
-        self._upload(usable)
+        upload(usable)
         self._has_copies = bool(copies)
         self._fingerprint = Fingerprint(present, addresses)
         return True
@@ -150,35 +154,6 @@ class GradientTable:
                     copies.append(g)
             addresses.append(g.data_ptr() or 16)  # an empty tensor has no address, but it is there
         return addresses
-
-
-class FusedBackend(Backend, Protocol):
-    """The kernels of one kind of device, with their tables."""
-
-    @property
-    def name(self) -> Literal["c", "triton"]:
-        """What the optimizer's `backend` says."""
-
-    def set_gradients(self, addresses: list[int]) -> None:
-        """Replace the table of gradients."""
-
-    def set_options(self, options: list[list[float]]) -> None:
-        """Replace the table of options, one list per group."""
-
-    def set_lr(self, group: int, lr: Tensor) -> None:
-        """Read the lr of a group from a tensor on the device."""
-
-    def begin(self, norm: Tensor, grad_scale: Tensor | None, found_inf: Tensor | None) -> None:
-        """Take what is new at each step; |g| goes into `norm`."""
-
-    def step_alone(self) -> None:
-        """Take the step of a rank without others."""
-
-    def is_capturing(self) -> bool:
-        """Return True if what runs now becomes part of a CUDA graph."""
-
-    def tables_of_graph(self) -> AbstractContextManager[None]:
-        """Return a context in which gradients and options go into tables that belong to the graph alone."""
 
 
 class TableInputs(NamedTuple):
@@ -211,12 +186,12 @@ class FusedTables:
         self.params = [
             p
             for p in self._every_param
-            if rule.momentum_key in state.get(p, ()) and (p.grad is not None or _can_join(p, state[p], keys))
+            if rule.momentum_key in state.get(p, ()) and (p.grad is not None or can_join(p, state[p], keys))
         ]
         members = set(self.params)
         self._waiting = [p for p in self._every_param if p not in members]
         for p in self.params:
-            _match_layout(p, state[p], keys)
+            match_layout(p, state[p], keys)
         share_of = self._number_shares(inputs, members)
         self.params.sort(key=share_of.__getitem__)
         self.share_of_row = [share_of[p] for p in self.params]
@@ -238,7 +213,7 @@ class FusedTables:
         self.backend = _make_backend(
             self._row_table(groups, shards), self._segment_table(), rule, self.exchange is not None, shards
         )
-        self._gradients = GradientTable(shards, self._upload_gradients)
+        self._gradients = GradientTable(shards)
 
     # ------------------------------------------------------------------ making the tables
 
@@ -360,8 +335,8 @@ class FusedTables:
         copies: list[Tensor] = []  # of gradients; alive until the kernels have been started
         if self.backend.is_capturing():
             with self.backend.tables_of_graph():
-                table = GradientTable(self._gradients.params, self._upload_gradients)
-                table.update(grads, addresses, copies)
+                table = GradientTable(self._gradients.params)
+                table.update(grads, addresses, copies, self._upload_gradients)
                 eager_options, self._options = self._options, []
                 try:
                     self._run(groups, norm, grad_scale, found_inf)
@@ -369,7 +344,7 @@ class FusedTables:
                     self._options = eager_options
             captured.append((self, copies))
         else:
-            self._gradients.update(grads, addresses, copies)
+            self._gradients.update(grads, addresses, copies, self._upload_gradients)
             self._run(groups, norm, grad_scale, found_inf)
         moved = [p for p, g in zip(self.params, grads, strict=True) if g is not None]
         torch.autograd.graph.increment_version(moved)  # as an operation of torch would
@@ -404,35 +379,6 @@ class FusedTables:
             if address:
                 present[share] = 1
         self.backend.set_gradients(addresses + present)
-
-
-def _match_layout(p: Tensor, state: dict[str, Tensor], keys: tuple[str, ...]) -> None:
-    """Give a parameter's state the layout of the parameter: a kernel walks through them side by side.
-
-    They differ after a load of a checkpoint made with other strides, and after the parameter was moved.
-    """
-    for key in keys:
-        x = state[key]
-        if key == "step":  # counted where the parameter is
-            if x.numel() != 1:
-                raise RuntimeError(f"a step count must be one number, got a tensor of shape {tuple(x.shape)}")
-            state[key] = x.to(p.device, torch.float32)
-            continue
-        if x.shape != p.shape:
-            raise RuntimeError(
-                f"a parameter of shape {tuple(p.shape)} has a {key} of shape {tuple(x.shape)}: parameters "
-                "that change their shape need a new optimizer"
-            )
-        shard = local_tensor(x)
-        if x.device != p.device or not can_walk_together(shard, local_tensor(p)) or not is_plain(shard):
-            state[key] = torch.empty_like(p, memory_format=torch.preserve_format).copy_(x)
-
-
-def _can_join(p: Tensor, state: dict[str, Tensor], keys: tuple[str, ...]) -> bool:
-    """Return True if the kernels can take a parameter that has state and no gradient now."""
-    tensors = [local_tensor(p), *(local_tensor(state[key]) for key in keys)]
-    have_shape = all(state[key].shape == p.shape for key in keys if key != "step")
-    return have_shape and why_not_fused([p]) is None and all(map(is_within_storage, tensors))
 
 
 def _make_backend(
