@@ -97,12 +97,14 @@ def check_list(heading: str, calls: list[Call], known: list[Call] | None = None)
     """Compare the list under a heading with a step; `+` marks what the known step does not call."""
     (on_page,) = re.findall(rf"^#+ {heading}$.*?```\w+\n(.*?)\n```", PAGE, re.DOTALL | re.MULTILINE)
     lines = [match for line in on_page.splitlines() if (match := LINE.fullmatch(line))]
-    purposes = {(line["file"], line["function"]): line["purpose"] for line in lines}
+    purposes = {line["function"].split(".")[-1]: line["purpose"] for line in lines}  # for a renamed class
+    purposes |= {line["function"]: line["purpose"] for line in lines}
     known_functions = {call[:3] for call in known or []}
     rows = []
     for call in first_calls(calls):
         mark = "" if known is None else "  " if call[:3] in known_functions else "+ "
-        purpose = purposes.get((call.file, call.function), "TODO: what it does")
+        default = purposes.get(call.function.split(".")[-1], "TODO: what it does")
+        purpose = purposes.get(call.function, default)
         rows.append((mark + call.file, "  " * call.depth + call.function, purpose))
     widths = [max(len(row[i]) for row in rows) + 2 for i in (0, 1)]
     expected = "\n".join(f"{a:{widths[0]}}{b:{widths[1]}}{c}" for a, b, c in rows)
