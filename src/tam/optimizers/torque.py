@@ -45,11 +45,7 @@ class TorqueOptimizer(Base):
     segments: Segments
 
     def __init__(
-        self,
-        params: ParamsT,
-        defaults: GroupOptions,
-        shard_group: ProcessGroup | None,
-        whole_tensors: bool,
+        self, params: ParamsT, defaults: GroupOptions, shard_group: ProcessGroup | None, whole_tensors: bool
     ) -> None:
         # No class attributes: a wrapper that passes for this class (Lightning's) would find them there.
         super().__init__(params, defaults)
@@ -63,16 +59,9 @@ class TorqueOptimizer(Base):
         """Return the options that have one value for the whole optimizer, as they are now."""
         group = self.param_groups[0]
         return Rule(
-            scope=group["scope"],
-            smoothing=group["smoothing"],
-            gain=group["gain"],
-            max_grad_norm=group["max_grad_norm"],
-            adaptive=self.adaptive,
-            decoupled=self.decoupled,
-            ema=group.get("ema", False),
-            bias_correction=group.get("bias_correction", False),
-            momentum_key=self._momentum_key,
-        )
+            group["scope"], group["smoothing"], group["gain"], group["max_grad_norm"], self.adaptive,
+            self.decoupled, group.get("ema", False), group.get("bias_correction", False), self._momentum_key,
+        )  # fmt: skip
 
     def add_param_group(self, param_group: GroupOptions) -> None:
         super().add_param_group(param_group)
@@ -177,18 +166,12 @@ class TorqueOptimizer(Base):
         return False
 
     def _table_inputs(self, exchange: Exchange | None) -> TableInputs:
+        alignments = [] if exchange is None else self._agreed_alignments(exchange)
+        possible_exchange = self._exchange if self._is_sharded() else None
         return TableInputs(
-            groups=self.param_groups,
-            state=self.state,
-            state_keys=self._state_keys,
-            shared_options=self._shared_options,
-            rule=self._rule(),
-            segments=self.segments.members(),
-            alignments=[] if exchange is None else self._agreed_alignments(exchange),
-            shards=self.shards,
-            possible_exchange=self._exchange if self._is_sharded() else None,
-            exchange=exchange,
-        )
+            self.param_groups, self.state, self._state_keys, self._shared_options, self._rule(),
+            self.segments.members(), alignments, self.shards, possible_exchange, exchange,
+        )  # fmt: skip
 
     def _why_not_fused(self) -> str | None:
         """Return why the next step cannot be the fused one; None if it can."""

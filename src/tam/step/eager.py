@@ -197,12 +197,9 @@ class Bucket:
         return [(1 - beta ** t.to(wide)).to(self.compute_dtype) for t in steps]
 
     def map_rows(
-        self,
-        ops: Arithmetic,
-        rule: Callable[..., tuple[Operand, ...]],
-        keys: list[str],
+        self, ops: Arithmetic, rule: Callable[..., tuple[Operand, ...]], keys: list[str],
         *coefficients: Coefficient,
-    ) -> None:
+    ) -> None:  # fmt: skip
         """Replace theta and the state of these keys by what the rule makes of theta, g, state, coefficients.
 
         The rule is applied to whole columns, or row by row if the arithmetic takes single tensors. A
@@ -225,13 +222,9 @@ class Bucket:
 
 
 def make_buckets(
-    group: GroupOptions,
-    index: int,
-    theta: list[Tensor],
-    grad: list[Tensor],
-    state: dict[str, list[Tensor]],
-    shares: list[int] | None = None,
-) -> list[Bucket]:
+    group: GroupOptions, index: int, theta: list[Tensor], grad: list[Tensor],
+    state: dict[str, list[Tensor]], shares: list[int] | None = None,
+) -> list[Bucket]:  # fmt: skip
     """Return a group's tensors in one bucket per device and dtype."""
     kinds: dict[tuple[torch.device, torch.dtype], list[int]] = {}
     for i, p in enumerate(theta):

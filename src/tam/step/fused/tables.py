@@ -96,12 +96,9 @@ class GradientTable:
         self._has_copies = False
 
     def update(
-        self,
-        grads: Sequence[Tensor | None],
-        addresses: list[int],
-        copies: list[Tensor] | None,
+        self, grads: Sequence[Tensor | None], addresses: list[int], copies: list[Tensor] | None,
         upload: Callable[[list[int]], None],
-    ) -> bool:
+    ) -> bool:  # fmt: skip
         """Upload the addresses of the gradients if the table has others; -1 stands for no gradient.
 
         A gradient that a kernel cannot walk through along with its parameter is copied, and the copy added to
@@ -266,13 +263,9 @@ class FusedTables:
     # ------------------------------------------------------------------ using the tables
 
     def fits(
-        self,
-        groups: list[GroupOptions],
-        state: dict[Tensor, dict[str, Tensor]],
-        shards: ShardGroup | None,
-        exchange: Exchange | None,
-        found_inf: Tensor | None,
-    ) -> bool:
+        self, groups: list[GroupOptions], state: dict[Tensor, dict[str, Tensor]], shards: ShardGroup | None,
+        exchange: Exchange | None, found_inf: Tensor | None,
+    ) -> bool:  # fmt: skip
         """Return True if parameters, state and shared options are still those the tables were made of."""
         params = [group["params"] for group in groups]
         if [*map(len, params)] != self._group_sizes or not all(map(is_, chain(*params), self._every_param)):
@@ -301,13 +294,9 @@ class FusedTables:
         return self._fingerprint.matches(tensors) and all(p.grad is None for p in self._waiting)
 
     def step(
-        self,
-        groups: list[GroupOptions],
-        norm: Tensor,
-        grad_scale: Tensor | None,
-        found_inf: Tensor | None,
+        self, groups: list[GroupOptions], norm: Tensor, grad_scale: Tensor | None, found_inf: Tensor | None,
         captured: list[object],
-    ) -> bool:
+    ) -> bool:  # fmt: skip
         """Take one step; |g| goes into `norm`. Return False, and change nothing, if a gradient does not fit.
 
         What a CUDA graph that captures the step will read is added to `captured`.
