@@ -28,7 +28,7 @@ needs_c_kernel = pytest.mark.skipif(
 )
 
 SOURCE = Path(tam.__file__).parent
-PAGE = (SOURCE.parent.parent / "docs" / "code-path.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parent.parent / "docs" / "code-path.md").read_text(encoding="utf-8")
 LINE = re.compile(r"(?:[+ ] )?(?P<file>\S+\.py) +(?P<function>\S+)  +(?P<purpose>.+)")
 
 
@@ -70,7 +70,7 @@ def trace(step: Callable[[], Any]) -> list[Call]:
         while caller is not None:
             depth, caller = depth + is_ours(caller), caller.f_back
         file = Path(code.co_filename).relative_to(SOURCE).as_posix()
-        calls.append(Call(file, code.co_qualname, code.co_firstlineno, depth))  # type: ignore[attr-defined, unused-ignore]
+        calls.append(Call(file, code.co_qualname, code.co_firstlineno, depth))
 
     sys.setprofile(record_call)
     try:
