@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import doctest
 import math
 from collections import OrderedDict
 from collections.abc import Callable
@@ -486,7 +487,7 @@ def test_what_is_no_model() -> None:
         with pytest.raises(TypeError, match="two modules or two state dicts"):
             barrier(a, b, lambda _: 0.0)
     checkpoint = {"model": model.state_dict(), "epoch": 3}
-    with pytest.raises(TypeError, match="its 'model' is a OrderedDict"):
+    with pytest.raises(TypeError, match="got 'model', a OrderedDict"):
         interpolate(checkpoint, checkpoint, 0.5)
 
 
@@ -520,7 +521,7 @@ def test_points(points: Any, error: type[Exception], message: str) -> None:
 
 
 def test_unknown_baseline() -> None:
-    with pytest.raises(ValueError, match="baseline must be one of mean, linear, got 'max'"):
+    with pytest.raises(ValueError, match='baseline must be "mean" or "linear", got "max"'):
         walk(wells, -1, 1, baseline="max")
 
 
@@ -534,15 +535,15 @@ def test_evaluate_returns_a_number(value: Any) -> None:
 
 def test_batches() -> None:
     a, b, x = network(0), network(1), inputs(4)
-    with pytest.raises(TypeError, match="batches needs modules"):
+    with pytest.raises(TypeError, match="batches must be None with state dicts"):
         interpolate(a.state_dict(), b.state_dict(), 0.5, batches=[x])
-    with pytest.raises(ValueError, match="batches is empty"):
+    with pytest.raises(ValueError, match="batches must have at least one batch"):
         interpolate(a, b, 0.5, batches=[])
     with pytest.raises(TypeError, match="got one Tensor: put it in a list"):
         interpolate(a, b, 0.5, batches=x)
     with pytest.raises(TypeError, match="got one dict: put it in a list"):
         interpolate(a, b, 0.5, batches={"input": x})
-    with pytest.raises(TypeError, match="batches is an iterator"):
+    with pytest.raises(TypeError, match="batches must be a list or a loader, got an iterator"):
         barrier(a, b, lambda _: 0.0, batches=iter([x]))
 
 
@@ -554,3 +555,8 @@ def test_scripted_batch_norms_are_refused() -> None:
     )
     with pytest.raises(TypeError, match="scripted batch norm"):
         interpolate(model, model, 0.5, batches=[inputs(4)])
+
+
+def test_the_examples_of_the_docstrings_run() -> None:
+    results = doctest.testmod(tam.landscape)
+    assert results.attempted > 0 and results.failed == 0

@@ -125,5 +125,4 @@ def test_per_tensor_steps_on_several_devices_are_fine(cls: type) -> None:
         p.grad = torch.ones_like(p)
     optimizer.step()
     assert optimizer.state[there]["alignment"].device.type == "meta"
-    with pytest.raises(RuntimeError, match="grad_norm"):
-        _ = optimizer.grad_norm
+    assert optimizer.grad_norm.isnan()  # one sum over both would make the host wait

@@ -1,9 +1,5 @@
 """The loss on the straight line between two models, and its barrier (linear mode connectivity).
 
-    a.eval(), b.eval()
-    found = barrier(a, b, lambda model: loss(model(x), y))
-    found.height, found.t, found.losses
-
 Both functions take two modules of one architecture or two state dicts.
 """
 
@@ -14,7 +10,7 @@ import math
 import numbers
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar, get_args
 
 import torch
 from torch import Tensor, nn
@@ -22,34 +18,62 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 Model = TypeVar("Model", bound=nn.Module | dict[str, Any])
 
-BASELINES = ("mean", "linear")
+Baseline = Literal["mean", "linear"]
+BASELINES: tuple[Baseline, ...] = get_args(Baseline)
 
 
 @dataclass(frozen=True)
 class Barrier:
-    """The losses on the line from a (t = 0) to b (t = 1), and how far they rise above the baseline."""
+    r"""The losses on the line from a ($t = 0$) to b ($t = 1$), and their largest rise above the baseline.
 
-    height: float  # the largest loss(t) - baseline(t) of all points, the ends included
-    t: float  # where that is, the first such point
-    ts: tuple[float, ...]  # ascending, from 0 to 1
-    losses: tuple[float, ...]  # one for each of ts
-    baseline: str  # "mean" or "linear"
+    Attributes:
+        height: The largest $L(t) - \mathrm{base}(t)$ of all points, the ends included.
+        t: The first point with that rise.
+        ts: The points, ascending from 0 to 1.
+        losses: The loss at each of `ts`.
+        baseline: "mean" or "linear".
+    """
+
+    height: float
+    t: float
+    ts: tuple[float, ...]
+    losses: tuple[float, ...]
+    baseline: Baseline
 
 
 @torch.no_grad()
-def interpolate(a: Model, b: Model, t: float, *, batches: Iterable[Any] | None = None) -> Model:
-    """(1 - t) a + t b, as a new module (a's device, modes and `requires_grad`) or a new state dict.
+def interpolate(a: Model, b: Model, t: float, *, batches: Iterable[object] | None = None) -> Model:
+    """Return the model $(1 - t) a + t b$.
 
-    At t = 0 it is a and at t = 1 it is b, to the bit; a t outside [0, 1] extrapolates. All floating-point
-    and complex parameters and buffers are interpolated, those of fewer than 32 bits in float32 with one
-    rounding at the end. Integer and bool ones are those of the nearer end (of a at t = 1/2). What is no
-    tensor (a module's attributes and extra state) is a's. Tied parameters stay tied.
+    - At $t = 0$ the result equals a, at $t = 1$ it equals b, to the bit.
+    - Floating-point and complex parameters and buffers are interpolated. Those of fewer than 32 bits are
+      interpolated in float32 and rounded once.
+    - Integer and bool tensors are taken from the nearer end (from a at $t = 1/2$).
+    - What is no tensor (a module's attributes and extra state) is a's. Tied parameters stay tied.
 
-    `batches`, for modules: inputs over which the statistics of the batch-norm layers are estimated anew,
-    at t = 0 and t = 1 too, as the plain average over the batches, with every other layer in evaluation
-    mode. A batch is a tensor, a tuple or list whose first entry is the input, or a dict of keyword
-    arguments; its tensors are moved to the device of the model's first parameter. A layer that no batch
-    reaches keeps its interpolated statistics. A model without such statistics is left as it is.
+    Args:
+        a: A module or a state dict.
+        b: A module of the same architecture, or a state dict with the same names, shapes and dtypes.
+        t: The point on the line. Outside of [0, 1] it extrapolates.
+        batches: For modules: inputs from which the statistics of the batch-norm layers are estimated, at
+            $t = 0$ and $t = 1$ too, as the plain average over the batches, with every other layer in
+            evaluation mode. A batch is a tensor, a tuple or list whose first entry is the input, or a dict of
+            keyword arguments. Its tensors are moved to the device of the model's first parameter. A layer
+            that no batch reaches keeps its interpolated statistics.
+
+    Returns:
+        A new module with a's device, modes and `requires_grad`, or a new state dict.
+
+    Raises:
+        TypeError: a and b are not two modules or two state dicts, or `t` or `batches` has the wrong type.
+        ValueError: The parameters of a and b do not match, `t` is not finite or `batches` is empty.
+
+    Example:
+        >>> import torch
+        >>> from tam.landscape import interpolate
+        >>> a, b = {"x": torch.tensor([0.0, 1.0])}, {"x": torch.tensor([4.0, 1.0])}
+        >>> interpolate(a, b, 0.25)
+        {'x': tensor([1., 1.])}
     """
     t = _number(t, "t")
     if not math.isfinite(t):
@@ -66,7 +90,7 @@ def interpolate(a: Model, b: Model, t: float, *, batches: Iterable[Any] | None =
             _estimate_statistics(model, batches)
         return model
     state = copy.copy(a)  # shallow; keeps torch's versions of the layers, an attribute of its state dicts
-    made: dict[Any, Tensor] = {}
+    made: dict[object, Tensor] = {}
     for name, x in left.items():
         place = _place(x), _place(right[name])
         if place not in made:
@@ -81,29 +105,53 @@ def barrier(
     evaluate: Callable[[Model], float | Tensor],
     *,
     points: int | Iterable[float] = 11,
-    baseline: str = "mean",
-    batches: Iterable[Any] | None = None,
+    baseline: Baseline = "mean",
+    batches: Iterable[object] | None = None,
 ) -> Barrier:
-    """How far the loss on the line from a to b rises above the losses of its ends.
+    r"""Return how far the loss on the line from a to b rises above the losses of its ends.
 
-        height = max over t of  L(t) - base(t),    L(t) = evaluate(interpolate(a, b, t, batches=batches))
+    $$\mathrm{height} = \max_t \; L(t) - \mathrm{base}(t), \qquad L(t) = \mathrm{evaluate}((1 - t) a + t b)$$
 
-    base(t) is (L(0) + L(1)) / 2 with "mean" (Frankle et al. 2020) and (1 - t) L(0) + t L(1) with "linear".
-    The maximum is over `points` equally spaced t, the ends included, or over the given t in [0, 1] and the
-    ends: a lower bound of the supremum over the line. As the ends take part, height >= 0 in both cases; with
-    "mean" it is at least |L(0) - L(1)| / 2. At a single point L(t) - base(t) may be negative.
+    | `baseline` | $\mathrm{base}(t)$ |
+    |---|---|
+    | "mean" | $(L(0) + L(1)) / 2$ (Frankle et al. 2020) |
+    | "linear" | $(1 - t) L(0) + t L(1)$ |
 
-    The height is inf if L is inf between the ends, and NaN if any L is NaN or -inf or an end is not finite;
-    t is then the first point with such a difference.
+    The maximum is over the evaluated points, so it is a lower bound of the maximum over the line. The ends
+    take part: the height is at least 0, and with "mean" at least $|L(0) - L(1)| / 2$. The height is inf if a
+    loss between the ends is inf. It is NaN if any loss is NaN or -inf, or if an end is not finite. `t` is
+    then the first such point.
 
-    `evaluate` gets a fresh copy each time, in the modes of a (so call `a.eval()` first, unless the loss in
-    training mode is meant), and runs under `torch.no_grad()`. `batches` is gone through once for each t, so
-    it must not be an iterator.
+    Args:
+        a: A module or a state dict.
+        b: A module of the same architecture, or a state dict with the same names, shapes and dtypes.
+        evaluate: Returns the loss of a model, a number or a 0-dim tensor. It gets a fresh copy each time, in
+            the modes of a (call `a.eval()` first, unless you want the loss in training mode), and runs under
+            `torch.no_grad()`.
+        points: The number of equally spaced points, the ends included, or the points in [0, 1]; the ends are
+            added.
+        baseline: What the loss is compared with.
+        batches: See `interpolate`. They are read once per point, so they must not be an iterator.
+
+    Returns:
+        The height, where it is, and all losses.
+
+    Raises:
+        TypeError: `batches` is an iterator, `evaluate` does not return a number, or see `interpolate`.
+        ValueError: `baseline` or `points` is out of range, or see `interpolate`.
+
+    Example:
+        >>> import torch
+        >>> from tam.landscape import barrier
+        >>> a, b = {"x": torch.tensor(-1.0)}, {"x": torch.tensor(1.0)}
+        >>> line = barrier(a, b, lambda state: (state["x"] ** 2 - 1) ** 2, points=5)
+        >>> line.height, line.t, line.losses
+        (1.0, 0.5, (0.0, 0.5625, 1.0, 0.5625, 0.0))
     """
     if baseline not in BASELINES:
-        raise ValueError(f"baseline must be one of {', '.join(BASELINES)}, got {baseline!r}")
+        raise ValueError(f'baseline must be "mean" or "linear", got "{baseline}"')
     if isinstance(batches, Iterator):
-        raise TypeError("batches is an iterator, which the first point would use up: give a list or a loader")
+        raise TypeError("batches must be a list or a loader, got an iterator, which one point exhausts")
     ts = _points(points)
     with torch.no_grad():
         losses = tuple(
@@ -119,13 +167,13 @@ def barrier(
 
 
 def _line(first: float, last: float, t: float) -> float:
-    """(1 - t) first + t last, exact at both ends and where they are equal."""
+    """Return (1 - t) first + t last, exact at both ends and where they are equal."""
     rise = last - first
     return first + t * rise if t < 0.5 else last - (1 - t) * rise
 
 
 def _points(points: int | Iterable[float]) -> tuple[float, ...]:
-    """Ascending, without repetitions, the ends included."""
+    """Return the points in ascending order, without repetitions, the ends included."""
     if isinstance(points, numbers.Integral):
         if points < 2:
             raise ValueError(f"points must be at least 2, the ends, got {points}")
@@ -139,7 +187,7 @@ def _points(points: int | Iterable[float]) -> tuple[float, ...]:
     return tuple(sorted({0.0, 1.0, *given}))
 
 
-def _number(x: Any, what: str) -> float:
+def _number(x: object, what: str) -> float:
     value = x.item() if isinstance(x, Tensor) and x.ndim == 0 else x
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         got = f"a tensor of shape {tuple(x.shape)}" if isinstance(x, Tensor) and x.ndim else repr(x)
@@ -148,19 +196,19 @@ def _number(x: Any, what: str) -> float:
 
 
 def _tensors(model: nn.Module | dict[str, Any]) -> dict[str, Tensor]:
-    """All parameters and buffers by name: a tied one under each of its names."""
+    """Return all parameters and buffers by name: a tied one under each of its names."""
     if isinstance(model, nn.Module):
         named = dict(model.named_parameters(remove_duplicate=False))
         return {**named, **dict(model.named_buffers(remove_duplicate=False))}
     found = {name: x for name, x in model.items() if not name.endswith("_extra_state")}
     for name, x in found.items():
         if not isinstance(x, Tensor):
-            raise TypeError(f"a state dict has tensors only, but its {name!r} is a {type(x).__name__}")
+            raise TypeError(f"a state dict must have tensors only, got {name!r}, a {type(x).__name__}")
     return found
 
 
-def _place(x: Tensor) -> tuple[Any, ...]:
-    """Equal for tied entries of a state dict, which are different tensors over the same memory."""
+def _place(x: Tensor) -> tuple[object, ...]:
+    """Return a key that tied entries of a state dict share: different tensors over the same memory."""
     return x.device, x.data_ptr(), x.dtype, x.shape, x.stride()
 
 
@@ -177,10 +225,10 @@ def _mix(a: Tensor, b: Tensor, t: float) -> Tensor:
     return torch.where(x == y, x, mixed, out=mixed).to(a.dtype)
 
 
-def _estimate_statistics(model: nn.Module, batches: Iterable[Any]) -> None:
+def _estimate_statistics(model: nn.Module, batches: Iterable[object]) -> None:
     for m in model.modules():
         if isinstance(m, torch.jit.ScriptModule) and "BatchNorm" in m.original_name:
-            raise TypeError("batches: the statistics of a scripted batch norm cannot be estimated anew")
+            raise TypeError("batches must be None with scripted batch norms, which cannot be estimated")
     norms = [m for m in model.modules() if isinstance(m, _BatchNorm) and m.running_mean is not None]
     if not norms:
         return
@@ -200,7 +248,7 @@ def _estimate_statistics(model: nn.Module, batches: Iterable[Any]) -> None:
         else:
             model(_moved(batch[0] if isinstance(batch, (tuple, list)) else batch, device))
     if not count:
-        raise ValueError("batches is empty: there is nothing to estimate the batch-norm statistics from")
+        raise ValueError("batches must have at least one batch for the batch-norm statistics, got none")
     for m, training in modes:
         m.training = training
     for m, momentum, buffers in before:
@@ -209,17 +257,17 @@ def _estimate_statistics(model: nn.Module, batches: Iterable[Any]) -> None:
             m.load_state_dict(buffers, strict=False)
 
 
-def _moved(x: Any, device: torch.device) -> Any:
+def _moved(x: object, device: torch.device) -> object:
     return x.to(device) if isinstance(x, Tensor) else x
 
 
-def _check_kinds(a: Any, b: Any, batches: Any) -> None:
+def _check_kinds(a: object, b: object, batches: object) -> None:
     both_modules = isinstance(a, nn.Module) and isinstance(b, nn.Module)
     if not both_modules and not (isinstance(a, dict) and isinstance(b, dict)):
         got = f"{type(a).__name__} and {type(b).__name__}"
-        raise TypeError(f"expected two modules or two state dicts (dict), got {got}")
+        raise TypeError(f"a and b must be two modules or two state dicts (dict), got {got}")
     if batches is not None and not both_modules:
-        raise TypeError("batches needs modules: a state dict cannot be run")
+        raise TypeError("batches must be None with state dicts, which cannot be run: give two modules")
     if isinstance(batches, (Tensor, Mapping)):
         raise TypeError(
             f"batches must be an iterable of batches, got one {type(batches).__name__}: put it in a list"
@@ -244,7 +292,7 @@ def _check_match(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> None:
 
 
 def _check_ties(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> None:
-    """What is one parameter in a cannot become two values of b."""
+    """Raise if tensors are tied in a, but not in b: one parameter cannot become two values."""
     names: dict[int, str] = {}
     for name, x in a.items():
         first = names.setdefault(id(x), name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import doctest
 import importlib
 import sys
 from pathlib import Path
@@ -267,7 +268,7 @@ def test_several_optimizers_have_their_index(tmp_path: Path) -> None:
 def test_optimizers_without_alignment(tmp_path: Path) -> None:
     some = fit(Pair(torch.optim.SGD, tam.TAM), default_root_dir=tmp_path, callbacks=[TorqueCallback()])
     assert some.logged_metrics.keys() == {f"{name}/1" for name in NAMES}
-    with pytest.raises(TypeError, match=r"no alignment to log in SGD, Adam:.*tam\.TAM"):
+    with pytest.raises(TypeError, match=r"must be a TAM, .*, got SGD, Adam$"):
         fit(Pair(torch.optim.SGD, torch.optim.Adam), default_root_dir=tmp_path, callbacks=[TorqueCallback()])
 
 
@@ -284,6 +285,11 @@ def test_wrapped_optimizers_are_unwrapped(tmp_path: Path) -> None:
     assert isinstance(wrapper, LightningOptimizer)
     assert trainer.logged_metrics["tam/alignment"] == wrapper.optimizer.alignment != 0
     assert trainer.logged_metrics["tam/grad_norm"] == wrapper.optimizer.grad_norm == wrapper.grad_norm != 0
+
+
+def test_the_example_of_the_docstring_runs() -> None:
+    results = doctest.testmod(importlib.import_module("tam.integrations.lightning"))
+    assert results.attempted > 0 and results.failed == 0
 
 
 def test_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import importlib
 import math
 import re
@@ -139,6 +140,11 @@ def test_the_example_on_the_page_runs(timm: Any) -> None:
     page = Path(__file__).parents[2] / "docs" / "integrations.md"
     (code,) = re.findall(r"```py\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
     exec(compile(code, page.name, "exec"), {})
+
+
+def test_the_example_of_the_docstring_runs(timm: Any) -> None:
+    results = doctest.testmod(sys.modules["tam.integrations.timm"])
+    assert results.attempted > 0 and results.failed == 0
 
 
 def test_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import doctest
 import importlib
 import sys
 from pathlib import Path
@@ -236,7 +237,7 @@ def test_several_segments_are_logged_with_their_spread(tmp_path: Path, scope: st
 def test_an_optimizer_without_alignment_is_named(tmp_path: Path) -> None:
     chosen = (torch.optim.AdamW, {"lr": 1e-3})
     job = trainer(tmp_path, callbacks=[TorqueCallback()], optimizer_cls_and_kwargs=chosen)
-    with pytest.raises(TypeError, match=r"no alignment to log in AdamW:.*tam\.AdaTAMW"):
+    with pytest.raises(TypeError, match=r"must be a TAM, .*, got AdamW$"):
         job.train()
     assert job.state.global_step == 0
 
@@ -303,6 +304,11 @@ def test_clipping_by_the_trainer_and_within_the_step(tmp_path: Path) -> None:
         torch.cat([p.detach().ravel() for p in params_of(job.optimizer)]) for job in (outside, inside, free)
     )
     assert float((a - b).abs().max()) < 1e-4 < 1e-3 < float((a - c).abs().max())
+
+
+def test_the_example_of_the_docstring_runs() -> None:
+    results = doctest.testmod(importlib.import_module("tam.integrations.transformers"))
+    assert results.attempted > 0 and results.failed == 0
 
 
 def test_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

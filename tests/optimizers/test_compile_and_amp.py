@@ -19,6 +19,7 @@ from tests.helpers import (
     WAYS,
     assert_close,
     assert_same,
+    gradients,
     parameters,
     params_of,
     tensors,
@@ -144,3 +145,30 @@ def test_grad_scaler_unscales(cls: type, way: str) -> None:
         scaler.update()
         plain.step()
     assert_same(scaled, plain)
+
+
+@pytest.mark.parametrize("cls, way", PAIRS)
+def test_what_grad_scaler_leaves_to_the_step_is_done_by_every_backend(cls: type, way: str) -> None:
+    a, b = (train(cls(parameters(SHAPES), **WAYS[way]), 1) for _ in range(2))
+    for p, q, g in zip(params_of(a), params_of(b), gradients(params_of(a), 1), strict=True):
+        p.grad, q.grad = g * 8, g
+    a.grad_scale, a.found_inf = torch.tensor(8.0), torch.tensor(0.0)
+    a.step()
+    b.step()
+    assert_same(a, b)
+    a.found_inf = torch.tensor(1.0)
+    a.step()
+    assert_same(a, b)
+
+
+@pytest.mark.parametrize("cls, way", PAIRS)
+def test_a_first_step_that_is_skipped_leaves_no_state(cls: type, way: str) -> None:
+    optimizer, twin = (cls(parameters(SHAPES), **WAYS[way]) for _ in range(2))
+    for p in params_of(optimizer):
+        p.grad = torch.full_like(p, torch.inf)
+    optimizer.found_inf = torch.tensor(1.0)
+    optimizer.step()
+    assert len(optimizer.state) == 0
+    assert_same(optimizer, twin)
+    del optimizer.found_inf
+    assert_same(train(optimizer, 2), train(twin, 2))

@@ -22,6 +22,29 @@ THEIRS = {
 }
 
 
+PUBLIC = {
+    "alignment", "damping", "grad_norm", "backend", "lr_family", "adaptive", "decoupled", "shard_group",
+}  # fmt: skip
+CONVERSIONS = {
+    tam.TAM: {"matching_sgd", "from_sgd"},
+    tam.AdaTAM: {"matching_adam", "from_adam"},
+    tam.AdaTAMW: {"matching_adam", "from_adam", "matching_adamw"},
+}
+
+
+@pytest.mark.parametrize("cls", ALL)
+def test_a_class_adds_few_names_to_torchs(cls: type) -> None:
+    public = {name for name in dir(cls) if not name.startswith("_")} - {*dir(torch.optim.Optimizer)}
+    assert public == (PUBLIC | CONVERSIONS[cls] if cls in TORQUE else {"backend"})
+
+
+@pytest.mark.parametrize("torque", TORQUE)
+def test_what_a_class_says_about_itself(torque: type) -> None:
+    assert torque.lr_family == ("sgd" if torque is tam.TAM else "adam")
+    assert torque.adaptive is (torque is not tam.TAM)
+    assert torque.decoupled is (torque is tam.AdaTAMW)
+
+
 def positional(function: Any) -> list[str]:
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     return [p.name for p in inspect.signature(function).parameters.values() if p.kind in kinds]

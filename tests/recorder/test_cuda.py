@@ -1,4 +1,4 @@
-"""The recorder's kernels in Triton's interpreter, on CPU tensors, against torch's operations."""
+"""The recorder's kernel in Triton's interpreter, on CPU tensors, compared with torch's operations."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import torch
 from torch.optim import SGD, Adam, Optimizer
 
 import tam
-from tam.recorder import cuda, recorder
-from tam.recorder.measure import Operations
-from tam.step.fused import cuda as launching
+from tam.recorder import cuda
+from tam.recorder import recorder as recorder_module
+from tam.step.fused import cuda as launcher  # core: tam.step.fused.launcher
 from tests.helpers import gradients, parameters, params_of
 
 SHAPES = [(0,), (), (3,), (63,), (64,), (65,), (3, 67)]
@@ -20,12 +20,12 @@ SHAPES = [(0,), (), (3,), (63,), (64,), (65,), (3, 67)]
 
 @pytest.fixture
 def by_kernels(monkeypatch: pytest.MonkeyPatch) -> Callable[[Optimizer], tam.Recorder]:
-    monkeypatch.setattr(launching, "SMALL_CHUNK", 64)
+    monkeypatch.setattr(launcher, "SMALL_CHUNK", 64)
     monkeypatch.setattr(cuda, "BLOCK", 16)
 
     def make(optimizer: Optimizer, **options: Any) -> tam.Recorder:
         with monkeypatch.context() as patch:
-            patch.setattr(recorder, "observer", cuda.Kernels)
+            patch.setattr(recorder_module, "choose_observer", cuda.KernelObserver)
             return tam.Recorder(optimizer, **options)
 
     return make
@@ -63,10 +63,9 @@ def test_as_torchs_operations(
 ) -> None:
     one, two = (MAKERS[name](parameters(SHAPES, dtype)) for _ in range(2))
     plain, kernels = tam.Recorder(one), by_kernels(two)
-    assert isinstance(kernels._observer, cuda.Kernels) and isinstance(plain._observer, Operations)
     run(one, 6)
     run(two, 6)
-    assert kernels._observer.elsewhere is None  # the kernels did it
+    assert (plain.backend, kernels.backend) == ("loop", "triton")
     rel = 1e-5 if dtype in (torch.float32, torch.complex64) else 2e-3
     for quantity in plain.quantities:
         torch.testing.assert_close(kernels[quantity], plain[quantity], rtol=rel, atol=rel / 10)
@@ -84,7 +83,7 @@ def test_unscaling(by_kernels: Callable[[Optimizer], tam.Recorder]) -> None:
 
 
 def test_other_layouts_and_new_tensors(by_kernels: Callable[[Optimizer], tam.Recorder]) -> None:
-    """A gradient with other strides is left to torch's operations; swapped state is noticed."""
+    """Torch's operations measure a gradient or momentum with other strides; new state is noticed."""
     one, two = (SGD(parameters([(4, 3), (5,)]), lr=0.1, momentum=0.9) for _ in range(2))
     plain, kernels = tam.Recorder(one), by_kernels(two)
     for t in range(6):
@@ -99,19 +98,18 @@ def test_other_layouts_and_new_tensors(by_kernels: Callable[[Optimizer], tam.Rec
                 transposed = optimizer.state[params[0]]["momentum_buffer"].t().contiguous().t()
                 optimizer.state[params[0]]["momentum_buffer"] = transposed
             optimizer.step()
-        observer = kernels._observer
-        assert isinstance(observer, cuda.Kernels) and (observer.elsewhere is not None) == (t in (2, 5))
+        assert kernels.backend == ("loop" if t in (2, 5) else "triton")
     for quantity in plain.quantities:
         torch.testing.assert_close(kernels[quantity], plain[quantity], rtol=1e-5, atol=1e-6)
 
 
-def test_only_what_is_wanted(by_kernels: Any) -> None:
-    for wanted in (["alignment"], ["momentum_norm"], ["update_ratio"], ["effective_lr"]):
+def test_single_quantities(by_kernels: Any) -> None:
+    for quantity in ("alignment", "momentum_norm", "update_ratio", "effective_lr"):
         one, two = (SGD(parameters(SHAPES), lr=0.1, momentum=0.9) for _ in range(2))
-        plain, kernels = tam.Recorder(one, wanted), by_kernels(two, quantities=wanted)
+        plain, kernels = tam.Recorder(one, quantity), by_kernels(two, quantities=quantity)
         run(one, 3)
         run(two, 3)
-        torch.testing.assert_close(kernels[wanted[0]], plain[wanted[0]], rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(kernels[quantity], plain[quantity], rtol=1e-5, atol=1e-6)
 
 
 def test_parameters_changed_between_steps_show(by_kernels: Any) -> None:
@@ -146,7 +144,8 @@ def test_it_follows_a_warmup(there: bool, by_kernels: Any, monkeypatch: pytest.M
     one, two = make(), make()
     plain = tam.Recorder(one)
     run(one, 6)
-    monkeypatch.setattr(recorder, "observer", cuda.Kernels)  # also for the second optimizer
+    # Not `by_kernels`: the recorder chooses an observer for the second optimizer, too.
+    monkeypatch.setattr(recorder_module, "choose_observer", cuda.KernelObserver)
     kernels = tam.Recorder(two)
     run(two, 6)
     for quantity in plain.quantities:

@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch.distributed.fsdp import fully_shard
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tam.optimizers import torque
+from tam import segments
 
 # torch 2.6 cannot run FSDP2 on the CPU, and its fully_shard lacks this argument. Tests that only need
 # sharded parameters use tensor parallel there, which works on two ranks.
@@ -77,7 +77,7 @@ class Counting(TorchDispatchMode):
 @contextmanager
 def counted() -> Iterator[list[int]]:
     """The sizes of all that is exchanged inside, but for the first time the ranks compare their lists."""
-    original = torque.agree_across_ranks
+    original = segments.agree_across_ranks
     with Counting() as counting:
 
         def agree(*args: Any) -> Any:
@@ -86,8 +86,8 @@ def counted() -> Iterator[list[int]]:
             del counting.sizes[known:]
             return found
 
-        torque.agree_across_ranks = agree
+        segments.agree_across_ranks = agree
         try:
             yield counting.sizes
         finally:
-            torque.agree_across_ranks = original
+            segments.agree_across_ranks = original

@@ -18,7 +18,6 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 
 import tam
-from tam.step import way_of
 from tests.helpers import TORQUE
 from tests.sharding.harness import FSDP_ON_CPU, NEEDS_FSDP, counted, on_ranks
 
@@ -101,14 +100,14 @@ def compare(wrap: Callable[[nn.Module], Any], way: dict[str, Any]) -> list[dict[
         found.append({
             "case": (cls.__name__, options), "error": max(errors), "momenta": max(momenta), "sizes": sizes,
             "alignment": b.alignment, "expected": a.alignment,
-            "way": way_of(b), "norm": float(b.grad_norm), "expected_norm": float(a.grad_norm),
+            "backend": b.backend, "norm": float(b.grad_norm), "expected_norm": float(a.grad_norm),
             "kinds": {type(b.state[q]["alignment"]).__name__ for q in sharded.parameters()},
             "sharded": sum(isinstance(b.state[q][key], DTensor) for q in sharded.parameters()),
         })  # fmt: skip
     return found
 
 
-def check(results: list[list[dict[str, Any]]], collectives: int, way: str = "fused") -> None:
+def check(results: list[list[dict[str, Any]]], collectives: int, backend: str = "c") -> None:
     for rank, found in enumerate(results):
         for row, first in zip(found, results[0], strict=True):
             assert row["error"] < 1e-5 and row["momenta"] < 1e-5, row
@@ -116,7 +115,7 @@ def check(results: list[list[dict[str, Any]]], collectives: int, way: str = "fus
             assert torch.equal(row["alignment"], first["alignment"]), (rank, row["case"])  # to the bit
             assert float(row["alignment"].abs().max()) > 1e-3  # damping is at work
             assert abs(row["norm"] - row["expected_norm"]) <= 1e-5 * row["expected_norm"]
-            assert row["way"] == way
+            assert row["backend"] == backend
             assert row["kinds"] == {"Tensor"} and row["sharded"] > 0
             assert all(len(step) == collectives for step in row["sizes"]), row["sizes"]
             if row["case"][1].get("scope") in (None, "global"):
@@ -287,8 +286,8 @@ def whole_beside_dtensors(mesh: Any) -> Any:
 def test_two_ranks(tmp_path: Path) -> None:
     results = on_ranks(two_ranks, 2, tmp_path)
     for name in ("loop", "foreach", "fused", "ignored", "tensor parallel"):
-        way = name if name in ("loop", "foreach") else "fused"
-        check([result[name] for result in results], collectives=1, way=way)
+        backend = name if name in ("loop", "foreach") else "c"
+        check([result[name] for result in results], collectives=1, backend=backend)
     for result in results:
         sizes, error, s, expected = result["ddp"]
         assert sizes == [[]] * STEPS and error < 1e-6  # nothing to do, and nothing done

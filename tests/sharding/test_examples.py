@@ -62,7 +62,7 @@ def test_a_killed_rank_changes_nothing(name: str, tmp_path: Path) -> None:
     losses = [float(x) for x in re.findall(r"loss ([\d.]+)", printed)]
     alignments = [float(x) for x in re.findall(r"s ([+-][\d.]+)", printed)]
     assert len(losses) == 3 and losses[-1] < losses[0] and max(map(abs, alignments)) > 0.01
-    killer, mark = ROOT / "tests" / "distributed" / "killed.py", tmp_path / "killed"
+    killer, mark = ROOT / "tests" / "sharding" / "killed.py", tmp_path / "killed"
     run = str(tmp_path / "killed-run")
     printed = torchrun(str(killer), str(script), "6", str(mark), *options, run, restarts=1)
     assert mark.exists()

@@ -19,7 +19,6 @@ from torch.nn.parallel import DistributedDataParallel
 
 import tam
 from tam.sharding import GradScaler
-from tam.step import way_of
 from tests.helpers import TORQUE
 from tests.sharding.harness import counted, on_ranks
 from tests.sharding.test_dtensor import apart, groups, net, train
@@ -82,7 +81,7 @@ def own_sharding(cls: type, options: dict[str, Any]) -> dict[str, Any]:
 
 def compared(error: float, optimizer: Any, single: Any, sizes: list[Any], options: Any) -> dict[str, Any]:
     return {
-        "case": (type(single).__name__, options), "error": error, "sizes": sizes, "way": way_of(optimizer),
+        "case": (type(single).__name__, options), "error": error, "sizes": sizes, "backend": optimizer.backend,
         "alignment": optimizer.alignment.cpu(), "expected": single.alignment.cpu(),
         "norm": float(optimizer.grad_norm), "expected_norm": float(single.grad_norm),
         "groups": [sorted(group) for group in optimizer.state_dict()["param_groups"]],
@@ -127,7 +126,7 @@ def zero(cls: type, options: dict[str, Any]) -> dict[str, Any]:
     sizes = train(model, optimizer)
     error = max(apart(q, p) for p, q in zip(plain.parameters(), inner.parameters(), strict=True))
     local = optimizer.optim
-    found = {"case": (cls.__name__, options), "error": error, "sizes": sizes, "way": way_of(local)}
+    found = {"case": (cls.__name__, options), "error": error, "sizes": sizes, "backend": local.backend}
     if options.get("scope") == "tensor":
         every = dict(zip(inner.parameters(), single.alignment, strict=True))
         own = [p for group in local.param_groups for p in group["params"]]
@@ -135,11 +134,7 @@ def zero(cls: type, options: dict[str, Any]) -> dict[str, Any]:
         found |= {"alignment": local.alignment, "expected": torch.stack([every[p] for p in own])}
     else:
         found |= {"alignment": local.alignment, "expected": single.alignment}
-    try:
-        found["norm"] = float(local.grad_norm)
-    except RuntimeError as failure:
-        found["norm"] = str(failure)
-    return {**found, "expected_norm": float(single.grad_norm)}
+    return {**found, "norm": float(local.grad_norm), "expected_norm": float(single.grad_norm)}
 
 
 def zero_checkpoint() -> Any:
@@ -348,7 +343,7 @@ def test_three_ranks(tmp_path: Path) -> None:
             assert s.dtype == expected.dtype and torch.equal(s, expected) and float(s) != 0
         assert [s.dtype for s in result["dtypes"]] == [torch.float32, torch.float64]
         assert all("needs whole_tensors=True" in text for text in result["refused"][:2]), result["refused"]
-        assert "differentiable=True cannot be done" in result["refused"][2]
+        assert "differentiable=True is not possible with shard_group" in result["refused"][2]
         for (p, scale, s), (_, expected_scale, expected) in zip(
             result["scaler"], results[0]["scaler"], strict=True
         ):
@@ -358,25 +353,25 @@ def test_three_ranks(tmp_path: Path) -> None:
         for error, s, expected in result["fsdp1"]:
             assert error < 1e-5 and abs(float(s - expected)) < 2e-6 and abs(float(s)) > 1e-3
         complaint, stored, *s, norm = result["copies"]
-        assert "a pickle does not take a process group along" in complaint and not stored
+        assert "a pickle does not contain one: set its shard_group again" in complaint and not stored
         assert float(s[0]) != 0 and torch.equal(s[0], s[1]) and torch.equal(s[0], s[2])
         assert norm == pytest.approx(math.sqrt(2 * (1 + 4 + 9)))
 
 
-def check(kind: str, rank: int, row: dict[str, Any], first: dict[str, Any]) -> None:
+def check(kind: str, rank: int, row: dict[str, Any], first: dict[str, Any], fused: str = "c") -> None:
     options = row["case"][1]
     assert row["error"] < 1e-5, (kind, rank, row)
     torch.testing.assert_close(row["alignment"], row["expected"], rtol=0, atol=2e-6)
     assert row["alignment"].numel() == 0 or float(row["alignment"].abs().max()) > 1e-3
-    wanted = "fused" if options.get("fused") else "foreach" if options["foreach"] else "loop"
+    wanted = fused if options.get("fused") else "foreach" if options["foreach"] else "loop"
     if "own" not in row or row["own"]:
-        assert row["way"] == wanted
+        assert row["backend"] == wanted
     tensors = kind == "zero" and options.get("scope") == "tensor"
     if not tensors:
         assert torch.equal(row["alignment"], first["alignment"])  # to the bit
     if tensors and "max_grad_norm" not in options:
         assert row["sizes"] == [[]] * len(row["sizes"])  # nothing is exchanged
-        assert "math.inf" in row["norm"]
+        assert math.isnan(row["norm"])
     else:
         assert abs(row["norm"] - row["expected_norm"]) <= 1e-5 * row["expected_norm"]
         assert all(len(step) == 1 and step[0] <= 12 for step in row["sizes"]), row["sizes"]
@@ -392,7 +387,7 @@ def test_options() -> None:
         tam.TAM(params, shard_group="world")
     with pytest.raises(ValueError, match="whole_tensors=True says how the ranks of shard_group hold tensors"):
         tam.AdaTAM(params, whole_tensors=True)
-    with pytest.raises(ValueError, match="whole_tensors=1: must be True or False"):
+    with pytest.raises(ValueError, match="whole_tensors must be True or False, got 1"):
         tam.AdaTAMW(params, whole_tensors=1)
 
 

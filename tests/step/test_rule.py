@@ -1,4 +1,4 @@
-"""The settling of s, where sums are extreme."""
+"""The settling of s where sums are extreme, the damping, and clipping."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ import math
 import pytest
 import torch
 
-from tam.step.rule import clip_factor, settle
+import tam
+from tam.step.rule import damping_of, settle
+from tests.helpers import gradients, parameters
 
 
 def s_after(dot: float, mm: float, gg: float, s: float = 0.5, smoothing: float = 0.5) -> float:
@@ -52,9 +54,32 @@ def test_smoothing_one_keeps_s() -> None:
     assert s_after(6.0, 9.0, 4.0, s=0.0, smoothing=1.0) == 0.0
 
 
-def test_clip_factor_is_that_of_clip_grad_norm() -> None:
-    norm = torch.tensor(4.0, dtype=torch.float64)
-    assert float(clip_factor(norm, 1.0)) == 1.0 / (4.0 + 1e-6)
-    assert float(clip_factor(norm, 5.0)) == 1.0
-    assert clip_factor(norm, None) is None
-    assert float(clip_factor(torch.tensor(math.inf), 1.0)) == 0.0
+@pytest.mark.parametrize(
+    "s, gain, d", [(0.0, 1.0, 0.5), (-1.0, 1.0, 0.0), (0.5, 2.0, 1.0), (0.75, 2.0, 1.0), (-0.75, 2.0, 0.0)]
+)
+def test_damping_of_a_number_and_of_a_tensor(s: float, gain: float, d: float) -> None:
+    assert damping_of(s, gain) == d
+    assert float(damping_of(torch.tensor(s), gain)) == d
+    assert float(damping_of(torch.tensor(s), torch.tensor(gain))) == d
+
+
+@pytest.mark.parametrize("fused", [True, False])
+@pytest.mark.parametrize("limit, expected", [(1.0, 1.0 / (4.0 + 1e-6)), (5.0, 1.0), (math.inf, 1.0)])
+def test_the_clip_factor_is_that_of_clip_grad_norm(limit: float, expected: float, fused: bool) -> None:
+    (p,) = params = parameters([(4,)], torch.float64)
+    optimizer = tam.TAM(params, floor=0.0, max_grad_norm=limit, fused=fused)
+    p.grad = torch.full_like(p, 2.0)  # |g| = 4
+    optimizer.step()
+    m = optimizer.state[p]["momentum_buffer"]  # g/2 after the first step
+    torch.testing.assert_close(m, torch.full_like(p, expected), rtol=1e-15, atol=0)
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_an_infinite_norm_clips_finite_gradients_to_zero(fused: bool) -> None:
+    first, second = params = parameters([(4,), (3,)])
+    optimizer = tam.TAM(params, max_grad_norm=1.0, fused=fused)
+    first.grad, second.grad = (g.clone() for g in gradients(params, 0))
+    first.grad[0] = math.inf
+    optimizer.step()
+    assert not optimizer.state[second]["momentum_buffer"].any()
+    assert optimizer.grad_norm.isinf()

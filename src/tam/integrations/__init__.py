@@ -1,8 +1,6 @@
-"""Training frameworks: the readings of a step under the names their logs show."""
+"""Training frameworks: the readings of a step under the names that their logs show."""
 
 from __future__ import annotations
-
-from typing import Any
 
 from torch import Tensor
 
@@ -12,41 +10,78 @@ from tam.switching.warmup import Warmup
 __all__ = ["has_readings", "may_have_readings", "readings", "unwrap"]
 
 
-def has_readings(optimizer: Any) -> bool:
-    """Whether the optimizer at work has an alignment."""
+def has_readings(optimizer: object) -> bool:
+    """Return True if the optimizer that takes the next step has an alignment.
+
+    Args:
+        optimizer: Any optimizer, a `tam.Warmup`, or a wrapper such as accelerate's or Lightning's.
+
+    Example:
+        >>> import torch, tam
+        >>> params = [torch.nn.Parameter(torch.ones(2))]
+        >>> has_readings(tam.TAM(params)), has_readings(torch.optim.SGD(params))
+        (True, False)
+    """
     return hasattr(type(unwrap(optimizer)), "alignment")
 
 
-def may_have_readings(optimizer: Any) -> bool:
-    """Whether it has an alignment, or is a Warmup, one of whose optimizers may have one."""
+def may_have_readings(optimizer: object) -> bool:
+    """Return True if the optimizer has an alignment now, or is a `tam.Warmup`, which may have one later.
+
+    Args:
+        optimizer: Any optimizer, a `tam.Warmup`, or a wrapper such as accelerate's or Lightning's.
+
+    Example:
+        >>> import torch, tam
+        >>> sgd = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1)
+        >>> may_have_readings(sgd), may_have_readings(tam.Warmup(sgd, tam.TAM, 100))
+        (False, True)
+    """
     return has_readings(optimizer) or any(isinstance(layer, Warmup) for layer in layers(optimizer))
 
 
-def readings(optimizer: Any) -> dict[str, Tensor]:
-    """s, d and |g| of the last step, by the names they are logged under: 0-dim tensors on their device.
+def readings(optimizer: object) -> dict[str, Tensor]:
+    """Return $s$, $d$ and $|g|$ of the last step, by the names that logs show.
 
-    Where there are several segments s and d are means, and the least and the greatest s come besides. Empty
-    where a Warmup is at work with an optimizer that has no alignment.
+    Reading them does not wait for the device.
+
+    Args:
+        optimizer: `tam.TAM`, `tam.AdaTAM` or `tam.AdaTAMW`, a `tam.Warmup`, or a wrapper such as accelerate's
+            or Lightning's.
+
+    Returns:
+        0-dim tensors on the optimizer's device: `tam/alignment`, `tam/damping`, and `tam/grad_norm` if the
+        ranks know it. With several segments, the first two are means, and `tam/alignment_min` and
+        `tam/alignment_max` give the range. Empty while a Warmup uses an optimizer without an alignment.
+
+    Raises:
+        TypeError: The optimizer has no alignment.
+
+    Example:
+        >>> import torch, tam
+        >>> w = torch.nn.Parameter(torch.ones(2))
+        >>> optimizer = tam.TAM([w], lr=0.1)
+        >>> w.grad = torch.tensor([3.0, 4.0])
+        >>> optimizer.step()
+        >>> readings(optimizer)
+        {'tam/alignment': tensor(0.), 'tam/damping': tensor(0.5000), 'tam/grad_norm': tensor(5.)}
     """
     # Some wrappers pass for the optimizer's class, but do not have all of its attributes.
     if not may_have_readings(optimizer):
-        raise TypeError(complaint(optimizer))
+        raise no_readings_error(optimizer)
     if not has_readings(optimizer):
         return {}
-    optimizer = unwrap(optimizer)
-    s = optimizer.alignment
-    found = {
-        "tam/alignment": s.mean(),
-        "tam/damping": optimizer.damping.mean(),
-    }
-    if optimizer.segments.knows_grad_norm():
-        found["tam/grad_norm"] = optimizer.grad_norm
+    active = unwrap(optimizer)
+    s = active.alignment
+    values = {"tam/alignment": s.mean(), "tam/damping": active.damping.mean()}
+    if active.segments.knows_grad_norm():
+        values["tam/grad_norm"] = active.grad_norm
     if s.dim() > 0:
-        found |= {"tam/alignment_min": s.min(), "tam/alignment_max": s.max()}
-    return found
+        values |= {"tam/alignment_min": s.min(), "tam/alignment_max": s.max()}
+    return values
 
 
-def complaint(*optimizers: Any) -> str:
-    """What to say where there is nothing to read."""
-    names = ", ".join(type(unwrap(optimizer)).__name__ for optimizer in optimizers)
-    return f"no alignment to log in {names or 'no optimizer'}: use tam.TAM, tam.AdaTAM or tam.AdaTAMW"
+def no_readings_error(*optimizers: object) -> TypeError:
+    """Return the error for optimizers without an alignment."""
+    names = ", ".join(type(unwrap(optimizer)).__name__ for optimizer in optimizers) or "none"
+    return TypeError(f"to log an alignment, the optimizer must be a TAM, AdaTAM or AdaTAMW, got {names}")

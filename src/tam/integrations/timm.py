@@ -1,9 +1,12 @@
-"""timm: the optimizers by name.
+"""timm: the optimizers by name. Importing this module registers "tam", "adatam" and "adatamw" with timm.
 
-Importing this module registers "tam", "adatam" and "adatamw" with timm:
-
-    import tam.integrations.timm
-    optimizer = timm.optim.create_optimizer_v2(model, "tam", lr=0.2, weight_decay=1e-4)
+Example:
+    >>> import timm.optim, torch
+    >>> import tam.integrations.timm
+    >>> model = torch.nn.Linear(2, 1)
+    >>> optimizer = timm.optim.create_optimizer_v2(model, "tam", lr=0.2, weight_decay=1e-4)
+    >>> type(optimizer).__name__
+    'TAM'
 """
 
 from __future__ import annotations

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 
 _PLAIN = (Tensor, Parameter)
+_IDLE = "this rank has no parameters to train"
 
 
 class TorqueOptimizer(Base):
@@ -95,7 +96,8 @@ class TorqueOptimizer(Base):
         self, ops: Arithmetic, buckets: list[Bucket], exchange: Exchange | None, found_inf: Tensor | None
     ) -> None:
         rule, on_cpu = self._rule(), [bucket for bucket in buckets if bucket.device.type == "cpu"]
-        if on_cpu and len(on_cpu) < len(buckets):  # no segment is on both kinds of devices; |g| is
+        if exchange is None and on_cpu and len(on_cpu) < len(buckets):
+            # No segment is on both kinds of devices; |g| is, so it is not known.
             elsewhere = [bucket for bucket in buckets if bucket.device.type != "cpu"]
             run_step(EagerBackend(ops, rule, on_cpu), None, found_inf)
             run_step(EagerBackend(ops, rule, elsewhere), None, found_inf)
@@ -145,7 +147,7 @@ class TorqueOptimizer(Base):
         self.tables = None
         must_fuse, reason = self._option("fused"), self._why_not_fused()
         if reason is not None:
-            if must_fuse:
+            if must_fuse and reason != _IDLE:
                 raise RuntimeError(f"fused=True is not possible: {reason}")
             return False
         self._check_step()
@@ -178,7 +180,7 @@ class TorqueOptimizer(Base):
         params = [p for group in self.param_groups for p in group["params"]]
         trained = [p for p in params if p.requires_grad or p.grad is not None]
         if not trained and self.shards is not None:
-            return "this rank has no parameters to train"
+            return _IDLE
         reason = why_not_fused(trained)
         if reason is None or not self._option("fused"):
             return reason

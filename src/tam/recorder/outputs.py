@@ -6,12 +6,19 @@ import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from tam._extras import missing
 
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
 
-def columns(row: dict[str, Any]) -> Iterator[tuple[str, float]]:
+Value = float | list[float]  # a list if there are several segments or groups
+Row = dict[str, Value]  # the number of the step and its quantities
+
+
+def flatten_row(row: Row) -> Iterator[tuple[str, float]]:
+    """Yield names and numbers; the entries of a list get names like `alignment/0`."""
     for name, value in row.items():
         if isinstance(value, list):
             yield from ((f"{name}/{i}", x) for i, x in enumerate(value))
@@ -19,43 +26,42 @@ def columns(row: dict[str, Any]) -> Iterator[tuple[str, float]]:
             yield name, value
 
 
-def json_line(row: dict[str, Any]) -> str:
-    """A line of JSON, in which there is no nan."""
+def to_json_line(row: Row) -> str:
+    """Return a line of JSON, with null for numbers that are not finite."""
 
-    def known(x: Any) -> Any:
+    def null_nonfinite(x: Value) -> object:
         if isinstance(x, list):
-            return [known(y) for y in x]
+            return [*map(null_nonfinite, x)]
         return x if math.isfinite(x) else None
 
-    return json.dumps({name: known(value) for name, value in row.items()}) + "\n"
+    return json.dumps({name: null_nonfinite(value) for name, value in row.items()}) + "\n"
 
 
-class Lines:
-    """A file to which steps are appended, a line each."""
+class JsonlFile:
+    """A file to which steps are appended, one line per step."""
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("ab+") as file:  # now, if it cannot be written
+        with path.open("ab+") as file:  # raises now if it cannot be written
             file.seek(0)
-            written = file.read()
-            file.truncate(written.rfind(b"\n") + 1)  # a killed process may have left half a line
+            file.truncate(file.read().rfind(b"\n") + 1)  # a killed process may have left half a line
         self.path = path
 
-    def append(self, rows: Iterator[dict[str, Any]]) -> None:
+    def append(self, rows: Iterator[Row]) -> None:
         with self.path.open("a", encoding="utf-8") as file:
-            file.writelines(json_line(row) for row in rows)
+            file.writelines(map(to_json_line, rows))
 
-    def cut(self, step: int) -> None:
-        """Removes what is about later steps."""
+    def drop_after(self, step: int) -> None:
+        """Remove the lines of later steps."""
         lines = self.path.read_text(encoding="utf-8").splitlines(keepends=True)
-        kept = [line for line in lines if json.loads(line)["step"] <= step]
         replacement = self.path.with_name(self.path.name + ".part")
-        replacement.write_text("".join(kept), encoding="utf-8")
+        text = "".join(line for line in lines if json.loads(line)["step"] <= step)
+        replacement.write_text(text, encoding="utf-8")
         replacement.replace(self.path)
 
 
-def open_writer(target: Any) -> Any:
-    """A SummaryWriter: the given one, or a new one for the given folder."""
+def open_writer(target: SummaryWriter | str | Path) -> SummaryWriter:
+    """Return the given writer, or a new one for the given folder."""
     if not isinstance(target, (str, Path)):
         return target
     try:
@@ -65,8 +71,8 @@ def open_writer(target: Any) -> Any:
     return SummaryWriter(str(target))
 
 
-def write_scalars(writer: Any, rows: Iterator[dict[str, Any]]) -> None:
+def write_scalars(writer: SummaryWriter, rows: Iterator[Row]) -> None:
     for row in rows:
-        for name, value in columns(row):
+        for name, value in flatten_row(row):
             if name != "step":
                 writer.add_scalar(f"tam/{name}", value, row["step"])

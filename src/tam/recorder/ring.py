@@ -1,4 +1,4 @@
-"""The buffer on the device that the host fetches a batch at a time."""
+"""The buffer on the device, from which the host fetches many steps at a time."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from tam.step.eager import accumulator_dtype as accumulator
+from tam.step.eager import accumulator_dtype
 
-_STEP_OPTIONS = ("momentum", "betas", "floor", "gain", "ema")  # what d and a settled step depend on
+_STEP_OPTIONS = ("momentum", "betas", "floor", "gain", "ema")  # d and the effective lr depend on them
 
 
 @dataclass(frozen=True)
@@ -19,37 +19,38 @@ class Mark:
     """What the host knows of a step."""
 
     step: int
-    rates: list[float]  # lr of each group; nan where it lies on the device, and in the row
-    groups: list[tuple[int, dict[str, Any]]]  # the number of its parameters, and _STEP_OPTIONS
+    rates: list[float]  # lr of each group; nan if it lies on the device, and so in the row
+    groups: list[tuple[int, dict[str, Any]]]  # per group: the number of its parameters, its _STEP_OPTIONS
 
 
 @dataclass
 class Block:
     """Rows of measurements on the device, and their marks on the host.
 
-    Behind the measurements a row has the lr of every group that keeps it on the device.
+    Behind the measurements, a row holds the lr of every group that keeps it on the device.
     """
 
-    cls: type[Optimizer]  # of the optimizer whose steps they are
-    width: int
+    cls: type[Optimizer]  # the class of the optimizer that took the steps
+    width: int  # the numbers of a row that are measured
+    groups: int  # the number of parameter groups
     capacity: int
     device: torch.device
-    groups: int = 0
     marks: list[Mark] = field(default_factory=list)
-    sent: Tensor | None = None
-    arrived: Any = None
+    host_rows: Tensor | None = None
+    copy_event: torch.cuda.Event | None = None  # after the copy to `host_rows`
 
     def __post_init__(self) -> None:
         shape = (self.capacity, self.width + self.groups)
-        self.rows: Tensor | None = torch.zeros(shape, dtype=accumulator(self.device), device=self.device)
-        # All views at once: cheaper than one at each step.
+        dtype = accumulator_dtype(self.device)
+        self.rows: Tensor | None = torch.zeros(shape, dtype=dtype, device=self.device)
+        # All views at once: cheaper than one per step.
         self.views = self.rows[:, : self.width].unbind()
 
     def next_row(self) -> Tensor:
         return self.views[len(self.marks)]
 
     def mark(self, step: int, groups: list[dict[str, Any]]) -> None:
-        """Notes what the host knows of the row just written."""
+        """Note what the host knows of the row just written."""
         rates = []
         for i, group in enumerate(groups):
             lr = group["lr"]
@@ -58,42 +59,40 @@ class Block:
                 self.rows[len(self.marks), self.width + i].copy_(lr.detach().reshape(()))
                 lr = float("nan")
             rates.append(float(lr))
-        kept = [(len(g["params"]), {k: g[k] for k in _STEP_OPTIONS if k in g}) for g in groups]
-        if self.marks and self.marks[-1].groups == kept:
-            kept = self.marks[-1].groups  # one object for all steps between two changes
-        self.marks.append(Mark(step, rates, kept))
+        sizes_and_options = [(len(g["params"]), {k: g[k] for k in _STEP_OPTIONS if k in g}) for g in groups]
+        if self.marks and self.marks[-1].groups == sizes_and_options:
+            sizes_and_options = self.marks[-1].groups  # one object for all steps between two changes
+        self.marks.append(Mark(step, rates, sizes_and_options))
 
     def send(self) -> None:
-        """Starts the copy to the host."""
+        """Start the copy to the host."""
         if self.rows is None:
             return
         rows = self.rows[: len(self.marks)]
         if self.device.type == "cuda":
-            self.sent = torch.empty_like(rows, device="cpu", pin_memory=True)
-            self.sent.copy_(rows, non_blocking=True)
-            self.arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self.arrived.record(torch.cuda.current_stream(self.device))
+            self.host_rows = torch.empty_like(rows, device="cpu", pin_memory=True)
+            self.host_rows.copy_(rows, non_blocking=True)
+            self.copy_event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self.copy_event.record(torch.cuda.current_stream(self.device))
         else:
-            self.sent = rows.cpu().clone()
+            self.host_rows = rows.cpu().clone()
         self.rows, self.views = None, ()
 
-    def values(self) -> Tensor:
-        """The measurements; waits for the copy. A block that is still being filled is read as it is."""
-        return self._all()[:, : self.width]
+    def read_values(self) -> Tensor:
+        """Return the measurements. Waits for the copy; reads a block that is not full as it is."""
+        return self._read()[:, : self.width]
 
-    def rates(self) -> list[list[float]]:
-        """The lr of each group at each step."""
-        there = self._all()[:, self.width :].tolist()
-        rows = zip(self.marks, there, strict=True)
+    def read_rates(self) -> list[list[float]]:
+        """Return the lr of each group at each step."""
+        rows = zip(self.marks, self._read()[:, self.width :].tolist(), strict=True)
         return [[y if x != x else x for x, y in zip(m.rates, row, strict=True)] for m, row in rows]
 
-    def _all(self) -> Tensor:
-        if self.arrived is not None:
-            self.arrived.synchronize()
-            self.arrived = None
-            assert self.sent is not None
-            self.sent = self.sent.clone()  # pinned memory is scarce
+    def _read(self) -> Tensor:
         if self.rows is not None:
             return self.rows[: len(self.marks)].cpu()
-        assert self.sent is not None
-        return self.sent
+        assert self.host_rows is not None
+        if self.copy_event is not None:
+            self.copy_event.synchronize()
+            self.copy_event = None
+            self.host_rows = self.host_rows.clone()  # pinned memory is scarce
+        return self.host_rows

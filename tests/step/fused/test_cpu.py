@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import tam
-from tam.step.fused import cpu as native
+from tam.step.fused import cpu
 from tests.helpers import (
     TORQUE,
     Path,
@@ -28,18 +28,18 @@ CHUNK = 16384
 SIZES = [0, 1, 3, 8, 513, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK + 17]
 
 
-HERE = native.INSTRUCTION_SETS[: native.instruction_set() + 1]  # those this processor has
+HERE = cpu.INSTRUCTION_SETS[: cpu.instruction_set() + 1]  # those this processor has
 
 
 @pytest.fixture(params=range(len(HERE)), ids=HERE)
 def instruction_set(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
     chosen: int = request.param
-    monkeypatch.setattr(native, "instruction_set", lambda: chosen)
+    monkeypatch.setattr(cpu, "instruction_set", lambda: chosen)
     return chosen
 
 
 def test_the_kernel_was_built() -> None:
-    assert native.missing() is None
+    assert cpu.why_missing() is None
     assert tam.available_kernels()["cpu"].startswith("C, ")
 
 

@@ -1,9 +1,8 @@
-"""When the fused way is taken, and what makes its tables anew; on the CPU, where every machine has it."""
+"""What makes the tables of the fused step new; on the CPU, where every machine has it."""
 
 from __future__ import annotations
 
 import copy
-import gc
 import subprocess
 import sys
 import weakref
@@ -13,71 +12,10 @@ import pytest
 import torch
 
 import tam
-from tam.step import way_of
-from tam.step.fused import cpu as native
+from tam.step.fused.tables import Fingerprint, GradientTable
 from tests.helpers import TORQUE, assert_close, gradients, parameters, params_of, train
 
 SHAPES = [(3, 5), (7,), (2, 2)]
-
-
-def test_none_means_fused_where_every_parameter_can() -> None:
-    assert way_of(tam.TAM(parameters(SHAPES))) == "fused"
-    assert way_of(tam.AdaTAMW(parameters(SHAPES, torch.bfloat16))) == "fused"
-    assert way_of(tam.TAM(parameters(SHAPES, torch.float16))) == "loop"
-    assert way_of(tam.TAM([*parameters(SHAPES), *parameters(SHAPES, torch.float16)])) == "loop"
-    assert way_of(tam.TAM(parameters(SHAPES), fused=False)) == "loop"
-    assert way_of(tam.TAM(parameters(SHAPES), foreach=True)) == "foreach"
-    assert way_of(tam.TAM(parameters(SHAPES), foreach=False)) == "loop"
-    assert way_of(tam.TAM(parameters(SHAPES), differentiable=True)) == "pure"
-    assert way_of(tam.TAM([torch.zeros(3, device="meta", requires_grad=True)])) == "foreach"
-    assert way_of(tam.AngularGrad(parameters(SHAPES))) == "loop"
-
-
-class Wrapped(torch.Tensor):
-    """A tensor subclass the kernels know nothing of."""
-
-
-def test_tensor_subclasses_are_left_to_torch() -> None:
-    p = torch.randn(3).as_subclass(Wrapped).requires_grad_()
-    optimizer = tam.TAM([p])
-    assert way_of(optimizer) == "loop"
-    train(optimizer, 2)
-
-
-REFUSED: list[tuple[Any, str]] = [
-    (
-        lambda: [torch.zeros(3, dtype=torch.float8_e5m2, requires_grad=True)],
-        "on cpu the kernel takes float32",
-    ),
-    (lambda: [torch.zeros(3, device="meta", requires_grad=True)], "no fused kernel for meta devices"),
-    (lambda: [torch.randn(20)[::2].requires_grad_()], "has gaps in memory"),
-    (lambda: [torch.randn(3, 1).expand(3, 4).requires_grad_()], "has gaps in memory"),
-    (lambda: [torch.randn(3).as_subclass(Wrapped).requires_grad_()], "a parameter is a Wrapped"),
-    (
-        lambda: [torch.zeros(3, requires_grad=True), torch.zeros(3, device="meta", requires_grad=True)],
-        "several devices: cpu, meta",
-    ),
-]
-
-
-@pytest.mark.parametrize("make, why", REFUSED)
-@pytest.mark.parametrize("cls", TORQUE)
-def test_fused_true_where_it_cannot_be_done_says_why(cls: type, make: Any, why: str) -> None:
-    optimizer = cls(make(), fused=True)
-    for p in params_of(optimizer):
-        p.grad = torch.zeros_like(p)
-    with pytest.raises(RuntimeError, match=f"fused=True is not possible: .*{why}"):
-        optimizer.step()
-    assert len(optimizer.state) == 0
-
-
-def test_without_the_kernel_torchs_operations_serve(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native, "library", lambda: "the CPU kernel was not built")
-    optimizer = train(tam.TAM(parameters(SHAPES)), 2)
-    assert way_of(optimizer) == "loop"
-    assert tam.available_kernels()["cpu"] == "the CPU kernel was not built"
-    with pytest.raises(RuntimeError, match="was not built"):
-        train(tam.TAM(parameters(SHAPES), fused=True), 1)
 
 
 @pytest.mark.parametrize("cls", TORQUE)
@@ -279,7 +217,8 @@ def test_strides_of_dimensions_of_one_do_not_matter() -> None:
     optimizer = tam.TAM([p])
     p.grad = torch.randn(8, 1, 1, 1).as_strided((8, 1, 1, 1), (1, 1, 8, 8))
     optimizer.step()
-    assert not optimizer._fused.copied
+    # The kernel reads the gradient itself, not a copy.
+    assert int(optimizer.tables.backend.gradients[0]) == p.grad.data_ptr()
 
 
 def test_a_later_sparse_gradient_is_refused_by_name() -> None:
@@ -292,7 +231,7 @@ def test_a_later_sparse_gradient_is_refused_by_name() -> None:
 
 def test_many_tensors_make_their_tables_in_reasonable_time() -> None:
     optimizer = train(tam.TAM([{"params": [p]} for p in parameters([(1,)] * 3000)]), 1)
-    assert len(optimizer._fused.params) == 3000  # quadratic work would take minutes
+    assert len(optimizer.tables.params) == 3000  # quadratic work would take minutes
 
 
 def test_a_forked_child_can_step() -> None:
@@ -310,36 +249,6 @@ def test_a_forked_child_can_step() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=True
     )
     assert done.stdout.strip() == "7"
-
-
-@pytest.mark.parametrize("cls", TORQUE)
-def test_what_grad_scaler_leaves_to_the_step_is_done_in_every_way(cls: type) -> None:
-    for way in ({"foreach": True}, {"foreach": False}):
-        a, b = (train(cls(parameters(SHAPES), **way), 1) for _ in range(2))
-        for p, q, g in zip(params_of(a), params_of(b), gradients(params_of(a), 1), strict=True):
-            p.grad, q.grad = g * 8, g
-        a.grad_scale, a.found_inf = torch.tensor(8.0), torch.tensor(0.0)
-        a.step()
-        b.step()
-        for p, q in zip(params_of(a), params_of(b), strict=True):
-            assert torch.equal(p, q)
-        a.found_inf = torch.tensor(1.0)
-        a.step()
-        for p, q in zip(params_of(a), params_of(b), strict=True):
-            assert torch.equal(p, q)
-
-
-def test_fused_true_wins_over_foreach_false() -> None:
-    assert way_of(tam.TAM(parameters(SHAPES), fused=True, foreach=False)) == "fused"
-
-
-def test_a_frozen_parameter_of_another_dtype_does_not_matter() -> None:
-    frozen = torch.nn.Parameter(torch.ones(3, dtype=torch.float16), requires_grad=False)
-    optimizer = tam.TAM([*parameters(SHAPES), frozen])
-    for p in params_of(optimizer)[:-1]:
-        p.grad = torch.ones_like(p)
-    optimizer.step()
-    assert way_of(optimizer) == "fused" and len(optimizer.state) == 3
 
 
 def test_shared_options_that_come_to_differ_are_refused() -> None:
@@ -362,15 +271,6 @@ def test_eager_and_compiled_steps_may_alternate() -> None:
         compiled() if step % 2 else b.step()
     for p, q in zip(params_of(a), params_of(b), strict=True):
         assert_close(p, q, 2e-5)
-
-
-def test_a_dead_optimizer_leaves_nothing_behind() -> None:
-    p = parameters([(5,)])[0]
-    optimizer = train(tam.TAM([p]), 2)
-    alive = weakref.ref(optimizer)
-    del optimizer
-    gc.collect()
-    assert alive() is None
 
 
 @pytest.mark.parametrize("cls", TORQUE)
@@ -396,3 +296,87 @@ def test_large_gradients_agree_with_torchs_operations(cls: type) -> None:
             optimizer.step()
         found.append(optimizer.alignment)
     assert float(found[1]) != 0 and abs(float(found[0] - found[1])) < 1e-6
+
+
+# ---------------------------------------------------------------------- the parts of the tables
+
+
+def test_a_fingerprint_knows_addresses_and_layouts() -> None:
+    buffer = torch.randn(4, 4)
+    others = [torch.randn(3), torch.randn(())]
+    fingerprint = Fingerprint([buffer, *others])
+    assert fingerprint.matches([buffer, *others])
+    assert fingerprint.matches([buffer.view(4, 4), *others])  # the same memory
+    elsewhere = [buffer.clone(), *others]
+    assert not fingerprint.matches(elsewhere) and fingerprint.has_layouts_of(elsewhere)
+    for changed in (buffer.t(), buffer[:2], torch._neg_view(buffer), buffer.view(torch.int32)):
+        assert changed.data_ptr() == buffer.data_ptr()
+        assert not fingerprint.matches([changed, *others])
+        assert not fingerprint.has_layouts_of([changed, *others])
+    assert not fingerprint.has_layouts_of([buffer, others[0]])
+
+
+def test_a_fingerprint_ignores_what_no_kernel_reads() -> None:
+    p = torch.randn(4)
+    fingerprint = Fingerprint([p])
+    p.requires_grad_()
+    assert fingerprint.matches([p])
+    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        assert fingerprint.matches([p])
+
+
+def test_one_tensor_may_be_listed_twice() -> None:
+    x = torch.randn(4)
+    fingerprint = Fingerprint([x, x])
+    assert fingerprint.matches([x, x]) and not fingerprint.matches([x, x.clone()])
+
+
+class Gradients:
+    """A table of the gradients of two parameters, and what was written to it."""
+
+    def __init__(self) -> None:
+        self.params = [torch.zeros(4, 4), torch.zeros(3)]
+        self.uploads: list[list[int]] = []
+        self.table = GradientTable(self.params)
+
+    def update(self, grads: list[torch.Tensor | None], copies: list[torch.Tensor] | None) -> bool:
+        addresses = [-1 if g is None else g.data_ptr() for g in grads]
+        return self.table.update(grads, addresses, copies, self.uploads.append)
+
+
+def test_addresses_are_written_when_they_change() -> None:
+    gradients = Gradients()
+    first = [torch.randn(4, 4), torch.randn(3)]
+    second = [first[0], torch.randn(3)]
+    for grads in (first, first, second, second, first):
+        assert gradients.update(grads, [])
+    assert gradients.uploads == [[g.data_ptr() for g in grads] for grads in (first, second, first)]
+
+
+def test_a_gradient_that_is_absent_has_address_0() -> None:
+    gradients = Gradients()
+    x, y = torch.randn(4, 4), torch.randn(3)
+    for grads in ([x, y], [None, y], [None, y], [x, None]):
+        assert gradients.update(grads, [])
+    assert gradients.uploads == [[x.data_ptr(), y.data_ptr()], [0, y.data_ptr()], [x.data_ptr(), 0]]
+
+
+def test_a_gradient_of_another_layout_is_copied_at_each_step_or_refused() -> None:
+    gradients = Gradients()
+    x, y = torch.randn(4, 4), torch.randn(3)
+    for grads in ([x.t(), y], [x.t(), y], [x, y.to(torch.float64)]):
+        copies: list[torch.Tensor] = []
+        assert not gradients.update(grads, None)
+        before = len(gradients.uploads)
+        assert gradients.update(grads, copies) and len(gradients.uploads) == before + 1
+        (copied,) = copies
+        which = 0 if grads[1] is y else 1
+        assert torch.equal(copied, grads[which].float()) and copied.stride() == gradients.params[which].stride()
+        assert gradients.uploads[-1][which] == copied.data_ptr()
+    assert gradients.update([x, y], None)
+    assert gradients.uploads[-1] == [x.data_ptr(), y.data_ptr()]
+
+
+def test_a_gradient_of_another_shape_is_refused() -> None:
+    with pytest.raises(RuntimeError, match=r"shape \(3,\).*gradient of shape \(2,\)"):
+        Gradients().update([torch.randn(4, 4), torch.randn(2)], [])

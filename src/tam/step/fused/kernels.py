@@ -15,59 +15,29 @@ import triton.language as tl
 
 from tam.step.fused import columns
 
-# Kernels see only globals that are constexpr. Each is written out, so linters and readers find it; a test
-# compares all of them with the enums.
+# Kernels see only globals that are constexpr. A test compares all of them with the enums.
 
-THETA = tl.constexpr(int(columns.Row.THETA))
-MOMENTUM = tl.constexpr(int(columns.Row.MOMENTUM))
-SECOND = tl.constexpr(int(columns.Row.SECOND))
-STEP = tl.constexpr(int(columns.Row.STEP))
-NUMEL = tl.constexpr(int(columns.Row.NUMEL))
-SHARE = tl.constexpr(int(columns.Row.SHARE))
-SEGMENT = tl.constexpr(int(columns.Row.SEGMENT))
-GROUP = tl.constexpr(int(columns.Row.GROUP))
-KIND = tl.constexpr(int(columns.Row.KIND))
-
-FIRST = tl.constexpr(int(columns.Segment.FIRST))
-COUNT = tl.constexpr(int(columns.Segment.COUNT))
-ALIGNMENT = tl.constexpr(int(columns.Segment.ALIGNMENT))
-
-FIRST_CHUNK = tl.constexpr(int(columns.Share.FIRST_CHUNK))
-CHUNK_COUNT = tl.constexpr(int(columns.Share.CHUNK_COUNT))
-
-LR = tl.constexpr(int(columns.Option.LR))
-BETA1 = tl.constexpr(int(columns.Option.BETA1))
-BETA2 = tl.constexpr(int(columns.Option.BETA2))
-EPS = tl.constexpr(int(columns.Option.EPS))
-FLOOR = tl.constexpr(int(columns.Option.FLOOR))
-DECAY = tl.constexpr(int(columns.Option.DECAY))
-SIGN = tl.constexpr(int(columns.Option.SIGN))
-SMOOTHING = tl.constexpr(int(columns.Option.SMOOTHING))
-MAX_NORM = tl.constexpr(int(columns.Option.MAX_NORM))
-GAIN = tl.constexpr(int(columns.Option.GAIN))
-OPTIONS = tl.constexpr(len(columns.Option))
-
-DOT = tl.constexpr(int(columns.Sum.DOT))
-MM = tl.constexpr(int(columns.Sum.MM))
-GG = tl.constexpr(int(columns.Sum.GG))
-PRESENT = tl.constexpr(int(columns.Sum.PRESENT))
+THETA, MOMENTUM, SECOND, STEP, NUMEL, SHARE, SEGMENT, GROUP, KIND = map(tl.constexpr, map(int, columns.Row))
+FIRST, COUNT, ALIGNMENT, WIDE = map(tl.constexpr, map(int, columns.Segment))
+FIRST_CHUNK, CHUNK_COUNT = map(tl.constexpr, map(int, columns.Share))
+LR, BETA1, BETA2, EPS, FLOOR, DECAY, SIGN, SMOOTHING, MAX_NORM, GAIN = map(
+    tl.constexpr, map(int, columns.Option)
+)
+DOT, MM, GG, PRESENT = map(tl.constexpr, map(int, columns.Sum))
+FLOAT32, BFLOAT16, FLOAT16, FLOAT64 = map(tl.constexpr, map(int, columns.Kind))
 FOUND_INF = tl.constexpr(int(columns.FOUND_INF))
-SUMS = tl.constexpr(len(columns.Sum))
-
-FLOAT32 = tl.constexpr(int(columns.Kind.FLOAT32))
-BFLOAT16 = tl.constexpr(int(columns.Kind.BFLOAT16))
-KINDS = tl.constexpr(len(columns.Kind))
+OPTIONS, SUMS, KINDS = (tl.constexpr(len(table)) for table in (columns.Option, columns.Sum, columns.Kind))
 
 LANES = tl.constexpr(1024)
 
 
 @triton.jit
-def _cell(table, length, column, i):
+def load_cell(table, length, column, i):
     return tl.load(table + length * column + i)
 
 
 @triton.jit
-def _pointer(address, dtype: tl.constexpr, ALIGNED: tl.constexpr):
+def as_pointer(address, dtype: tl.constexpr, ALIGNED: tl.constexpr):
     pointer = address.to(tl.pointer_type(dtype))
     if ALIGNED:
         pointer = tl.multiple_of(pointer, 16)
@@ -75,7 +45,7 @@ def _pointer(address, dtype: tl.constexpr, ALIGNED: tl.constexpr):
 
 
 @triton.jit
-def _load(pointer, o, size, MASKED: tl.constexpr, POLICY: tl.constexpr):
+def load_values(pointer, o, size, MASKED: tl.constexpr, POLICY: tl.constexpr):
     # Without a mask the loads are 16 bytes wide.
     if MASKED:
         x = tl.load(pointer + o, o < size, other=0.0, eviction_policy=POLICY)
@@ -85,7 +55,7 @@ def _load(pointer, o, size, MASKED: tl.constexpr, POLICY: tl.constexpr):
 
 
 @triton.jit
-def _store(pointer, o, size, x, dtype: tl.constexpr, MASKED: tl.constexpr):
+def store_values(pointer, o, size, x, dtype: tl.constexpr, MASKED: tl.constexpr):
     if MASKED:
         tl.store(pointer + o, x.to(dtype), o < size, eviction_policy="evict_first")
     else:
@@ -98,22 +68,22 @@ def _measure(
     dtype: tl.constexpr, ALIGNED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """<m, g>, |m|^2, |g|^2 of one chunk."""
-    m_ptr = _pointer(_cell(rows, n_rows, MOMENTUM, row), dtype, ALIGNED) + start
-    g_ptr = _pointer(gradient, dtype, ALIGNED) + start
+    m_ptr = as_pointer(load_cell(rows, n_rows, MOMENTUM, row), dtype, ALIGNED) + start
+    g_ptr = as_pointer(gradient, dtype, ALIGNED) + start
     lane = tl.arange(0, BLOCK)
     mg = tl.zeros((BLOCK,), tl.float32)
     mm = tl.zeros((BLOCK,), tl.float32)
     gg = tl.zeros((BLOCK,), tl.float32)
     whole = size // BLOCK * BLOCK
     for i in range(0, whole, BLOCK):
-        m = _load(m_ptr, i + lane, size, False, "")
-        g = _load(g_ptr, i + lane, size, False, "") * scale
+        m = load_values(m_ptr, i + lane, size, False, "")
+        g = load_values(g_ptr, i + lane, size, False, "") * scale
         mg = tl.fma(m, g, mg)
         mm = tl.fma(m, m, mm)
         gg = tl.fma(g, g, gg)
     if whole < size:
-        m = _load(m_ptr, whole + lane, size, True, "")
-        g = _load(g_ptr, whole + lane, size, True, "") * scale
+        m = load_values(m_ptr, whole + lane, size, True, "")
+        g = load_values(g_ptr, whole + lane, size, True, "") * scale
         mg = tl.fma(m, g, mg)
         mm = tl.fma(m, m, mm)
         gg = tl.fma(g, g, gg)
@@ -121,7 +91,7 @@ def _measure(
 
 
 @triton.jit
-def _total(partial, first, count):
+def sum_partials(partial, first, count):
     """The sum of `count` numbers in float64, in an order that depends on the count alone."""
     total = tl.zeros((LANES,), tl.float64)
     for i in range(0, count, LANES):
@@ -145,7 +115,7 @@ def _damping_of(s, gain):
 @triton.jit
 def _settle(segments, n_segments, segment, present, settings, mg, mm, gg, scalars):
     """s and d of one segment. scalars: d of each segment, |g|^2 of each segment, clip factor."""
-    s_ptr = _cell(segments, n_segments, ALIGNMENT, segment).to(tl.pointer_type(tl.float32))
+    s_ptr = load_cell(segments, n_segments, ALIGNMENT, segment).to(tl.pointer_type(tl.float32))
     s = tl.load(s_ptr).to(tl.float64)
     norms = tl.sqrt(mm) * tl.sqrt(gg)
     cosine = tl.where(norms > 0, mg / tl.where(norms > 0, norms, 1.0), 0.0)
@@ -178,15 +148,15 @@ def _move(
     Launched without contraction: fma stands where torch's own operations round once, so that with fixed
     damping TAM is torch's SGD to the bit.
     """
-    g = _load(g_ptr, o, size, MASKED, "evict_first") * factor
-    m = _load(m_ptr, o, size, MASKED, "evict_first")
-    theta = _load(p_ptr, o, size, MASKED, "evict_first")
+    g = load_values(g_ptr, o, size, MASKED, "evict_first") * factor
+    m = load_values(m_ptr, o, size, MASKED, "evict_first")
+    theta = load_values(p_ptr, o, size, MASKED, "evict_first")
     if not DECOUPLED:
         # 0 times a parameter that is not finite would be nan.
         g = tl.where(decay != 0, tl.fma(theta, decay + tl.zeros_like(theta), g), g)
     m = b * m + w * g
     if ADAPTIVE:
-        v = _load(v_ptr, o, size, MASKED, "evict_first")
+        v = load_values(v_ptr, o, size, MASKED, "evict_first")
         v = b2 * v + r2 * (g * g)
         denominator = tl.sqrt(v)
         if CORRECT:
@@ -194,11 +164,11 @@ def _move(
         if DECOUPLED:
             theta = theta * shrink
         theta = tl.fma(m / (denominator + eps), tl.zeros_like(m) - lr, theta)
-        _store(v_ptr, o, size, v, dtype, MASKED)
+        store_values(v_ptr, o, size, v, dtype, MASKED)
     else:
         theta = tl.fma(m, tl.zeros_like(m) - lr, theta)
-    _store(m_ptr, o, size, m, dtype, MASKED)
-    _store(p_ptr, o, size, theta, dtype, MASKED)
+    store_values(m_ptr, o, size, m, dtype, MASKED)
+    store_values(p_ptr, o, size, theta, dtype, MASKED)
 
 
 @triton.jit
@@ -216,14 +186,14 @@ def _update(
     factor = (tl.load(settings + SIGN) * clip).to(tl.float32) * scale
     correction = lr
     if CORRECT:
-        t = _cell(rows, n_rows, STEP, row).to(tl.pointer_type(tl.float32))
+        t = load_cell(rows, n_rows, STEP, row).to(tl.pointer_type(tl.float32))
         correction = tl.sqrt(1 - tl.exp(tl.load(t, cache_modifier=".cg").to(tl.float64) * tl.log(beta2)))
-    p_ptr = _pointer(_cell(rows, n_rows, THETA, row), dtype, ALIGNED) + start
-    g_ptr = _pointer(gradient, dtype, ALIGNED) + start
-    m_ptr = _pointer(_cell(rows, n_rows, MOMENTUM, row), dtype, ALIGNED) + start
+    p_ptr = as_pointer(load_cell(rows, n_rows, THETA, row), dtype, ALIGNED) + start
+    g_ptr = as_pointer(gradient, dtype, ALIGNED) + start
+    m_ptr = as_pointer(load_cell(rows, n_rows, MOMENTUM, row), dtype, ALIGNED) + start
     v_ptr = m_ptr
     if ADAPTIVE:
-        v_ptr = _pointer(_cell(rows, n_rows, SECOND, row), dtype, ALIGNED) + start
+        v_ptr = as_pointer(load_cell(rows, n_rows, SECOND, row), dtype, ALIGNED) + start
     w, b, r2 = weight.to(tl.float32), keep.to(tl.float32), (1 - beta2).to(tl.float32)
     shrink, eps = (1 - lr * decay).to(tl.float32), tl.load(settings + EPS).to(tl.float32)
     lr, decay, b2 = lr.to(tl.float32), decay.to(tl.float32), beta2.to(tl.float32)
@@ -263,11 +233,11 @@ def measure(
     chunk = tl.program_id(0)
     row = tl.load(chunks + chunk)
     start = tl.load(chunks + n_chunks + chunk).to(tl.int64) * CHUNK
-    share = _cell(rows, n_rows, SHARE, row).to(tl.int32)
-    kind = _cell(rows, n_rows, KIND, row).to(tl.int32)
-    sign = tl.load(settings + _cell(rows, n_rows, GROUP, row) * OPTIONS + SIGN).to(tl.float32)
+    share = load_cell(rows, n_rows, SHARE, row).to(tl.int32)
+    kind = load_cell(rows, n_rows, KIND, row).to(tl.int32)
+    sign = tl.load(settings + load_cell(rows, n_rows, GROUP, row) * OPTIONS + SIGN).to(tl.float32)
     gradient = tl.load(gradients + row)
-    size = tl.minimum(_cell(rows, n_rows, NUMEL, row) - start, CHUNK).to(tl.int32)
+    size = tl.minimum(load_cell(rows, n_rows, NUMEL, row) - start, CHUNK).to(tl.int32)
     size = tl.where(gradient != 0, size, 0)
     mg = tl.full((), 0.0, tl.float32)
     mm = tl.full((), 0.0, tl.float32)
@@ -285,16 +255,16 @@ def measure(
     tl.store(partial + 2 * n_chunks + chunk, gg)
     if ADAPTIVE and not TOGETHER:
         if (start == 0) & (gradient != 0):
-            t = _cell(rows, n_rows, STEP, row).to(tl.pointer_type(tl.float32))
+            t = load_cell(rows, n_rows, STEP, row).to(tl.pointer_type(tl.float32))
             tl.store(t, tl.load(t) + 1)
     tl.debug_barrier()
-    count = _cell(shares, n_shares, CHUNK_COUNT, share).to(tl.int32)
+    count = load_cell(shares, n_shares, CHUNK_COUNT, share).to(tl.int32)
     if tl.atomic_add(counters + share, 1, sem="acq_rel") == count - 1:
         tl.store(counters + share, 0)
-        first = _cell(shares, n_shares, FIRST_CHUNK, share).to(tl.int32)
-        dot = _total(partial, first, count)
-        mm_total = _total(partial + n_chunks, first, count)
-        gg_total = _total(partial + 2 * n_chunks, first, count)
+        first = load_cell(shares, n_shares, FIRST_CHUNK, share).to(tl.int32)
+        dot = sum_partials(partial, first, count)
+        mm_total = sum_partials(partial + n_chunks, first, count)
+        gg_total = sum_partials(partial + 2 * n_chunks, first, count)
         present = tl.load(gradients + n_rows + share) != 0
         if TOGETHER:
             tl.store(sums + share * SUMS + DOT, dot)
@@ -306,7 +276,7 @@ def measure(
             tl.debug_barrier()
             if tl.atomic_add(counters + n_shares, 1, sem="acq_rel") == n_segments - 1:
                 tl.store(counters + n_shares, 0)
-                length = tl.sqrt(_total(scalars + n_segments, 0, n_segments))
+                length = tl.sqrt(sum_partials(scalars + n_segments, 0, n_segments))
                 _clip(settings, length, scalars, n_segments, norm)
 
 
@@ -321,12 +291,12 @@ def settle(
     if tl.load(whole + FOUND_INF) != 0:
         return
     segment = tl.program_id(0)
-    first = _cell(segments, n_segments, FIRST, segment).to(tl.int32)
+    first = load_cell(segments, n_segments, FIRST, segment).to(tl.int32)
     dot = tl.full((), 0.0, tl.float64)
     mm = tl.full((), 0.0, tl.float64)
     gg = tl.full((), 0.0, tl.float64)
     present = tl.full((), 0.0, tl.float64)
-    for i in range(first, first + _cell(segments, n_segments, COUNT, segment).to(tl.int32)):
+    for i in range(first, first + load_cell(segments, n_segments, COUNT, segment).to(tl.int32)):
         dot += tl.load(sums + i * SUMS + DOT)
         mm += tl.load(sums + i * SUMS + MM)
         gg += tl.load(sums + i * SUMS + GG)
@@ -362,10 +332,10 @@ def update(
     gradient = tl.load(gradients + row)
     if gradient == 0:
         return
-    size = tl.minimum(_cell(rows, n_rows, NUMEL, row) - start, CHUNK).to(tl.int32)
-    mine = settings + _cell(rows, n_rows, GROUP, row) * OPTIONS
-    kind = _cell(rows, n_rows, KIND, row).to(tl.int32)
-    damping = tl.load(scalars + _cell(rows, n_rows, SEGMENT, row))
+    size = tl.minimum(load_cell(rows, n_rows, NUMEL, row) - start, CHUNK).to(tl.int32)
+    mine = settings + load_cell(rows, n_rows, GROUP, row) * OPTIONS
+    kind = load_cell(rows, n_rows, KIND, row).to(tl.int32)
+    damping = tl.load(scalars + load_cell(rows, n_rows, SEGMENT, row))
     clip = tl.load(scalars + 2 * n_segments) if CLIP else tl.full((), 1.0, tl.float64)
     for k in tl.static_range(KINDS):
         if (DTYPES >> k) & 1:
