@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import tam
-from tam.step.fused import cuda
+from tam.step.fused import cuda, launcher
 from tests.helpers import (
     TORQUE,
     Path,
@@ -26,7 +26,7 @@ from tests.helpers import (
     train,
 )
 
-CHUNK = cuda.SMALL_CHUNK
+CHUNK = launcher.SMALL_CHUNK
 SHAPES = [(0,), (), (3,), (CHUNK - 1,), (CHUNK,), (CHUNK + 1,), (3 * CHUNK + 17,), (33, 7)]
 SCOPES = ["global", "group", "tensor"]
 
@@ -83,11 +83,11 @@ def test_matches_the_reference(cls: type, scope: str) -> None:
             path.follow(reference)
             assert float(optimizer.grad_norm) == pytest.approx(reference.grad_norm, rel=1e-5)
         compare_with_reference(_on_cpu(optimizer), reference, path)
+        assert optimizer.backend == "triton"
 
 
 def _on_cpu(optimizer: Any) -> Any:
     twin = copy.deepcopy(optimizer)
-    twin._fused = None
     for group in twin.param_groups:
         for p in group["params"]:
             state = twin.state.pop(p)
@@ -255,7 +255,7 @@ def test_replays_and_eager_steps_in_turn(cls: type, rebuild: bool) -> None:
                 g.copy_(d)
             graphs[step % 2].replay()
         if rebuild and step == 5:
-            mixed._fused = None
+            mixed.tables = None
             torch.cuda.empty_cache()
     torch.cuda.synchronize()
     assert_same(eager, mixed)
@@ -306,6 +306,8 @@ def test_nothing_waits_for_the_device(cls: type, scope: str) -> None:
         for p, g in zip(params, row, strict=True):
             p.grad = g
         optimizer.param_groups[0]["lr"] = 0.1 / (k + 1)
+        if k == 1:
+            optimizer.tables = None  # new ones are made without waiting, too
         optimizer.step()
         readings = optimizer.alignment, optimizer.damping, optimizer.grad_norm
     torch.cuda.set_sync_debug_mode("default")
@@ -345,9 +347,7 @@ def test_grad_scale_and_found_inf(cls: type, scaled: bool, bad: float | None) ->
 
 def test_grad_scaler_end_to_end(cls: type) -> None:
     model = torch.nn.Linear(16, 4).cuda()
-    assert not cls(model.parameters())._step_supports_amp_scaling  # as torch's, where it was not asked for
     optimizer = cls(model.parameters(), lr=0.01, fused=True)
-    assert optimizer._step_supports_amp_scaling
     scaler = torch.amp.GradScaler("cuda", init_scale=2.0**16, growth_interval=1000)
     x, moved = torch.randn(8, 16, device="cuda"), []
     for step in range(4):
@@ -364,6 +364,19 @@ def test_grad_scaler_end_to_end(cls: type) -> None:
         moved.append(not torch.equal(before, model.weight))
     assert moved == [True, False, True, True]
     assert torch.isfinite(optimizer.alignment)
+
+
+@pytest.mark.parametrize("fused", [None, True])
+def test_grad_scaler_leaves_unscaling_to_the_step_if_fused_was_asked_for(cls: type, fused: bool | None) -> None:
+    # Like torch's optimizers: Lightning refuses to clip the gradients of those that unscale by themselves.
+    (p,) = params = on_gpu([(5,)])
+    optimizer = cls(params, fused=fused)
+    left_to_the_step: list[bool] = []
+    optimizer.register_step_pre_hook(lambda o, *_: left_to_the_step.append(hasattr(o, "found_inf")))
+    scaler = torch.amp.GradScaler("cuda", init_scale=8.0)
+    scaler.scale(p.sum()).backward()
+    scaler.step(optimizer)
+    assert left_to_the_step == [fused is True]
 
 
 def test_gradients_may_come_and_go(cls: type) -> None:
@@ -448,15 +461,57 @@ def test_memory_of_a_step(cls: type) -> None:
 
 
 @pytest.mark.parametrize("way", [{"foreach": True}, {"foreach": False}])
-def test_the_other_ways_on_a_gpu(cls: type, way: dict[str, Any]) -> None:
+def test_the_other_backends_on_a_gpu(cls: type, way: dict[str, Any]) -> None:
     params, twins = on_gpu(SHAPES), on_gpu(SHAPES)
     a, b = cls(params, max_grad_norm=1.0, **way), cls(twins, max_grad_norm=1.0, fused=True)
     for step in range(6):
         for optimizer in (a, b):
             give(params_of(optimizer), step)
             optimizer.step()
+    assert a.backend == ("foreach" if way["foreach"] else "loop") and b.backend == "triton"
     for x, y in zip(tensors(a), tensors(b), strict=True):
         assert_close(x.cpu(), y.cpu(), 2e-5, scale=1e-3)
+
+
+def test_without_options_it_is_triton(cls: type) -> None:
+    optimizer = cls(on_gpu([(5,)]))
+    assert optimizer.backend is None
+    give(params_of(optimizer), 0)
+    optimizer.step()
+    assert optimizer.backend == "triton"
+    wide = cls(on_gpu([(5,)], torch.float64))  # no kernel for float64
+    give(params_of(wide), 0)
+    wide.step()
+    assert wide.backend == "foreach"
+
+
+def test_an_lr_on_the_device_is_read_at_each_step(cls: type, monkeypatch: pytest.MonkeyPatch) -> None:
+    uploads: list[list[list[float]]] = []
+    set_options = cuda.CudaBackend.set_options
+
+    def counting(self: cuda.CudaBackend, options: list[list[float]]) -> None:
+        uploads.append(options)
+        set_options(self, options)
+
+    monkeypatch.setattr(cuda.CudaBackend, "set_options", counting)
+    params, twins = on_gpu(SHAPES), on_gpu(SHAPES)
+    rates = [
+        torch.tensor(0.01, device="cuda"),
+        torch.tensor([0.02], dtype=torch.float64, device="cuda"),
+    ]
+    groups = [{"params": params[:4], "lr": rates[0]}, {"params": params[4:], "lr": rates[1]}]
+    a = cls(groups, weight_decay=0.1, fused=True)
+    b = cls([{"params": twins[:4]}, {"params": twins[4:]}], weight_decay=0.1, foreach=False)
+    for step in range(4):
+        for group, rate in zip(b.param_groups, rates, strict=True):
+            rate.mul_(0.5)
+            group["lr"] = float(rate)
+        for optimizer in (a, b):
+            give(params_of(optimizer), step)
+            optimizer.step()
+    for p, q in zip(params, twins, strict=True):
+        assert_close(p, q, 2e-5, scale=1e-3)
+    assert len(uploads) == 1
 
 
 @pytest.mark.parametrize("way", [{"foreach": True}, {"foreach": False}, {"fused": True}])

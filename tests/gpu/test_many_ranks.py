@@ -16,7 +16,6 @@ from torch.distributed.tensor import DTensor
 
 import tam
 from tam.sharding import exchange
-from tam.step import way_of
 from tests.helpers import TORQUE
 from tests.sharding import test_shards
 from tests.sharding.harness import on_ranks
@@ -39,7 +38,7 @@ def test_three_ranks_on_one_gpu(tmp_path: Path) -> None:
     for kind, cases in results[0].items():
         for i, first in enumerate(cases):
             for rank, result in enumerate(results):
-                test_shards.check(kind, rank, result[kind][i], first)
+                test_shards.check(kind, rank, result[kind][i], first, fused="triton")
 
 
 @pytest.fixture
@@ -107,7 +106,7 @@ def test_an_exchange_never_waits_and_can_be_captured(
             fill(t)
             graph.replay()
         found.append((params, optimizer.alignment, optimizer.grad_norm))
-        assert (optimizer._fused.exchange is not None) == bool(shards)
+        assert (optimizer.tables.exchange is not None) == bool(shards)
     (alone, s, norm), (together, t, other) = found
     for p, q in zip(alone, together, strict=True):
         torch.testing.assert_close(p, q, rtol=1e-6, atol=1e-7)
@@ -130,7 +129,7 @@ def test_fsdp2_takes_the_fused_step(nccl: None) -> None:
             optimizer.zero_grad()
             model(x).square().mean().backward()
             optimizer.step()
-        assert way_of(optimizer) == "fused"
+        assert optimizer.backend == "triton"
         params = [p.full_tensor() if isinstance(p, DTensor) else p.detach() for p in model.parameters()]
         results.append((params, optimizer.alignment))
     for p, q in zip(results[0][0], results[1][0], strict=True):

@@ -1,4 +1,4 @@
-"""GradScaler, Recorder, Warmup and hand-over where parameters lie in pieces on several ranks."""
+"""GradScaler, Recorder, Warmup and handover where parameters lie in pieces on several ranks."""
 
 from __future__ import annotations
 
