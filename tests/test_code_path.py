@@ -43,8 +43,8 @@ LIMITS = {
     "plain": Counts(25, 6, 20),
     "fused, unchanged addresses": Counts(16, 4, 8),
     "fused, new gradient tensors": Counts(20, 5, 10),
-    "DTensor on 2 ranks": Counts(41, 8, 30),
-    "DTensor on 2 ranks, first step": Counts(59, 9, 40),
+    "DTensor on 2 ranks": Counts(35, 8, 30),
+    "DTensor on 2 ranks, first step": Counts(54, 9, 36),
 }
 
 

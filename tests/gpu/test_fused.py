@@ -367,7 +367,9 @@ def test_grad_scaler_end_to_end(cls: type) -> None:
 
 
 @pytest.mark.parametrize("fused", [None, True])
-def test_grad_scaler_leaves_unscaling_to_the_step_if_fused_was_asked_for(cls: type, fused: bool | None) -> None:
+def test_grad_scaler_leaves_unscaling_to_the_step_if_fused_was_asked_for(
+    cls: type, fused: bool | None
+) -> None:
     # Like torch's optimizers: Lightning refuses to clip the gradients of those that unscale by themselves.
     (p,) = params = on_gpu([(5,)])
     optimizer = cls(params, fused=fused)
