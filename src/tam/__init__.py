@@ -30,7 +30,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """`tam.optax` and `tam.integrations` are imported when they are asked for."""
-    if name in ("integrations", "optax"):
+    """Import `tam.optax`, `tam.integrations` and the alias `tam.distributed` when they are asked for."""
+    if name in ("distributed", "integrations", "optax"):
         return import_module(f"tam.{name}")
     raise AttributeError(f"module 'tam' has no attribute {name!r}")

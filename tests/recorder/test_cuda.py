@@ -12,7 +12,7 @@ from torch.optim import SGD, Adam, Optimizer
 import tam
 from tam.recorder import cuda
 from tam.recorder import recorder as recorder_module
-from tam.step.fused import cuda as launcher  # core: tam.step.fused.launcher
+from tam.step.fused import launcher
 from tests.helpers import gradients, parameters, params_of
 
 SHAPES = [(0,), (), (3,), (63,), (64,), (65,), (3, 67)]

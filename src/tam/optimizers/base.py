@@ -123,12 +123,12 @@ class Base(Optimizer):
                 loss = closure()
         # Set by GradScaler where it leaves unscaling and skipping to the step. It waits for the verdict, too.
         grad_scale, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
-        is_skipped = found_inf is not None and not self._skips_later() and float(found_inf) != 0
+        is_skipped = found_inf is not None and not self._skips_later(found_inf) and float(found_inf) != 0
         if self.param_groups and not is_skipped:
             self._take_step(grad_scale, found_inf)
         return loss
 
-    def _skips_later(self) -> bool:
+    def _skips_later(self, found_inf: Tensor) -> bool:
         """Return True if the step itself reads GradScaler's verdict."""
         return False
 

@@ -127,10 +127,11 @@ class TorqueOptimizer(Base):
                         "without max_grad_norm"
                     )
 
-    def _skips_later(self) -> bool:
+    def _skips_later(self, found_inf: Tensor) -> bool:
         """Return True if the step reads GradScaler's verdict: on the device, or after the exchange."""
-        params = (p for group in self.param_groups for p in group["params"])
-        return self.shards is not None or any(not p.is_cpu or type(p) not in _PLAIN for p in params)
+        if self._is_sharded() and self._current_exchange(found_inf) is not None:
+            return True
+        return any(not p.is_cpu for group in self.param_groups for p in group["params"])
 
     # ------------------------------------------------------------------ the fused step
 
@@ -220,11 +221,13 @@ class TorqueOptimizer(Base):
 
     def _current_exchange(self, found_inf: Tensor | None) -> Exchange | None:
         """Return what the next step exchanges with other ranks; None for nothing."""
-        segments, scope = self.segments.members(), self._option("scope")
-        if self._exchange is None or not self._exchange.fits(segments, scope, self.shards):
-            self._exchange = Exchange(segments, scope, self.shards)
-        is_needed = self._exchange.is_needed(self._option("max_grad_norm"), found_inf)
-        return self._exchange if is_needed else None
+        segments, options = self.segments.members(), self.param_groups[0]
+        exchange = self._exchange
+        if exchange is None or not exchange.fits(segments, options["scope"], self.shards):
+            exchange = self._exchange = Exchange(segments, options["scope"], self.shards)
+        if exchange.adds_cosines or exchange.is_needed(options["max_grad_norm"], found_inf):
+            return exchange
+        return None
 
     def _agreed_alignments(self, exchange: Exchange) -> list[Tensor]:
         """Return s of each segment. Before the first step all ranks communicate to agree on them."""

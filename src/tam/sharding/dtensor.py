@@ -18,12 +18,9 @@ def is_dtensor(x: object) -> bool:
 
 def local_tensor(x: Tensor) -> Tensor:
     """Return this rank's shard of a DTensor, which shares its memory; any other tensor itself."""
-    return wait_for_collective(x._local_tensor) if is_dtensor(x) else x  # type: ignore[attr-defined]
-
-
-def wait_for_collective(x: Tensor) -> Tensor:
-    """Return the result of an asynchronous collective; any other tensor itself."""
-    wait: Any = getattr(x, "trigger_wait", None)
+    if is_dtensor(x):
+        x = x._local_tensor  # type: ignore[attr-defined]
+    wait: Any = getattr(x, "trigger_wait", None)  # the result of an asynchronous collective
     return x if wait is None else wait()
 
 

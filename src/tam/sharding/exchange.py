@@ -68,6 +68,7 @@ class Exchange:
         self.rows_of_group = [
             [i for i, (_, groups) in enumerate(self.shares) if group in groups] for group in self.groups
         ]
+        self.adds_cosines = any(self.rows_of_group)  # not those of whole tensors
         self._index_tensors: dict[tuple[object, ...], Tensor] = {}
 
     def fits(self, segments: list[list[Tensor]], scope: str, shards: ShardGroup | None) -> bool:
@@ -81,10 +82,8 @@ class Exchange:
 
     def is_needed(self, max_grad_norm: float | None, found_inf: Tensor | None) -> bool:
         """Return True if a step has anything to exchange."""
-        if any(self.rows_of_group):
-            return True
-        # Whole tensors: the cosines need nothing.
-        return bool(self.groups) and (max_grad_norm is not None or found_inf is not None)
+        adds_norm = bool(self.groups) and (max_grad_norm is not None or found_inf is not None)
+        return self.adds_cosines or adds_norm
 
     def all_reduce_sums(self, sums: Tensor, found_inf: Tensor | None = None) -> None:
         """Add each share's sums over the ranks that hold shards of it, in place.
@@ -96,14 +95,20 @@ class Exchange:
         if found_inf is not None:
             total[FOUND_INF].copy_(torch.as_tensor(found_inf).reshape(()))
         if self.local_rows:
-            total[Sum.GG].copy_(self._sum_gg(sums, self.local_rows))
+            total[Sum.GG].copy_(sums[self.index_tensor(self.local_rows, sums.device), Sum.GG].sum())
         whole_tensors_gg = None
         for group, rows in zip(self.groups, self.rows_of_group, strict=True):
-            self._all_reduce(group, rows, sums)
+            if len(rows) == len(self.shares):
+                dist.all_reduce(sums, group=group)
+            else:
+                self._all_reduce(group, rows, sums)
             if self.has_whole_tensors and group is self.plain_group:  # other groups must not add it once more
                 whole_tensors_gg = total[Sum.GG].clone()
                 total[Sum.GG].zero_()
-        total[Sum.GG].copy_(self._sum_gg(sums, self.summed_rows))
+        column = sums[:-1, Sum.GG]
+        if self.local_rows:
+            column = column[self.index_tensor(self.summed_rows, sums.device)]
+        total[Sum.GG].copy_(column.sum())
         if whole_tensors_gg is not None:
             total[Sum.GG].add_(whole_tensors_gg)
 
@@ -122,11 +127,6 @@ class Exchange:
             part = table[index]
             dist.all_reduce(part, group=group)
             table[index] = part
-
-    def _sum_gg(self, sums: Tensor, rows: list[int]) -> Tensor:
-        column = sums[:-1, Sum.GG]
-        everything = len(rows) == len(self.shares)
-        return (column if everything else column[self.index_tensor(rows, sums.device)]).sum()
 
     def index_tensor(self, rows: list[int], device: torch.device) -> Tensor:
         """Return the rows as a tensor, which is copied to the device once."""

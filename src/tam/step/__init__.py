@@ -38,10 +38,10 @@ def run_step(backend: Backend, exchange: Exchange | None = None, found_inf: Tens
     sums = backend.measure()
     if exchange is not None:
         exchange.all_reduce_sums(sums, found_inf)  # the only call
-        # GradScaler waits for the verdict, too; on a CPU nobody has to.
-        is_read = (found_inf is not None or sums.is_cpu) and not backend.skips_on_device
-        if is_read and float(sums[-1, FOUND_INF]) != 0:
-            return False
+        # Other ranks may have a verdict if this one has none. To read it on a CPU costs nothing.
+        found_inf = sums[-1, FOUND_INF] if found_inf is not None or sums.is_cpu else None
+    if found_inf is not None and not backend.skips_on_device and float(found_inf) != 0:
+        return False  # GradScaler waits for the verdict, too
     backend.settle(sums)
     backend.update()
     return True

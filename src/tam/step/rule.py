@@ -114,15 +114,17 @@ class EagerBackend:
             measured = part.to(sums.device)
             shares = list(dict.fromkeys(bucket.shares))
             # One share after the other: index_add_ adds in no fixed order on CUDA.
-            if len(shares) == len(bucket.shares):
-                sums[exchange.index_tensor(shares, sums.device), : Sum.PRESENT] += measured
+            if self.rule.scope == "tensor":
+                index = exchange.index_tensor(shares, sums.device)
+                sums[index, : Sum.PRESENT] += measured
+                sums[:, Sum.PRESENT].index_fill_(0, index, 1.0)
             else:
                 for share in shares:
                     rows = [i for i, other in enumerate(bucket.shares) if other == share]
                     if len(shares) > 1:
                         measured = part.to(sums.device)[exchange.index_tensor(rows, sums.device)]
                     sums[share, : Sum.PRESENT] += measured.sum(0)
-            sums[:, Sum.PRESENT].index_fill_(0, exchange.index_tensor(shares, sums.device), 1.0)
+                    sums[share, Sum.PRESENT].fill_(1.0)
             bucket.segments = [exchange.shares[share][0] for share in bucket.shares]
         return sums
 

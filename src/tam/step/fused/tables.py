@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from tam.sharding import Exchange, ShardGroup, is_dtensor, local_gradient, local_tensor
-from tam.sharding.dtensor import wait_for_collective
 from tam.step import run_step
 from tam.step.eager import GroupOptions
 from tam.step.fused import FusedBackend, cpu
@@ -316,7 +315,7 @@ class FusedTables:
             if max(addresses) < 0 and self.exchange is None:
                 return True
         if min(addresses) <= 0:  # there are none, empty ones, or such as wrap another tensor
-            grads = [g if g is None else wait_for_collective(local_tensor(g)) for g in grads]
+            grads = [g if g is None else local_tensor(g) for g in grads]
             addresses = [-1 if g is None else g.data_ptr() for g in grads]
             present = [g for g in grads if g is not None]
             if any(g.numel() and not g.data_ptr() and type(g) is not Tensor for g in present):
