@@ -344,7 +344,7 @@ def test_a_killed_run_goes_on_in_its_file(tmp_path: Path) -> None:
 def test_it_looks_inside_wrappers() -> None:
     accelerate = pytest.importorskip("accelerate")
     warmup = tam.Warmup(tam.TAM(parameters(SHAPES)), SGD, 2)
-    wrapped = accelerate.Accelerator(cpu=True).prepare_optimizer(warmup)
+    wrapped = accelerate.Accelerator(cpu=not torch.cuda.is_available()).prepare_optimizer(warmup)
     recorder = tam.Recorder(wrapped, "grad_norm")
     train(wrapped, 4)
     assert recorder["step"].tolist() == [1, 2, 3, 4] and recorder.quantities == ("grad_norm",)

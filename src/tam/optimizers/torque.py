@@ -144,6 +144,7 @@ class TorqueOptimizer(Base):
             and tables.fits(self.param_groups, self.state, self.shards, self._exchange, found_inf)
             and tables.step(self.param_groups, norm, grad_scale, found_inf, self._captured)
         ):
+            self._last_backend = tables.backend.name
             return True
         self.tables = None
         must_fuse, reason = self._option("fused"), self._why_not_fused()

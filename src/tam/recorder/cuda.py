@@ -190,13 +190,15 @@ class KernelObserver:
         """Bring the table of gradients up to date; return False if the kernel cannot read one of them."""
         # Kept until the step is done: it would make all these Python objects a second time.
         self.grads = grads = [*map(_gradient, self.params)]
+        present = grads
         try:
             addresses = [*map(Tensor.data_ptr, grads)]
         except (TypeError, RuntimeError):  # some are None or sparse
-            if any(g is not None and g.layout is not torch.strided for g in grads):
+            present = [g for g in grads if g is not None]
+            if any(g.layout is not torch.strided for g in present):
                 return False
             addresses = [-1 if g is None else g.data_ptr() for g in grads]
-        return self.gradient_table.update(grads, addresses, None, self._upload_gradients)
+        return self.gradient_table.update(grads, present, addresses, None, self._upload_gradients)
 
     def _upload_gradients(self, addresses: list[int]) -> None:
         self.aligned = self.aligned_state and not any(address % 16 for address in addresses)

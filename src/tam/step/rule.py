@@ -143,13 +143,13 @@ class EagerBackend:
             takes_part = (totals[:, Sum.PRESENT] > 0) & (sums[-1, FOUND_INF] == 0)
             s = torch.where(takes_part, settle(totals[:, : Sum.PRESENT], before, rule.smoothing), before)
             self.norm = sums[-1, Sum.GG].sqrt()
-        stored = list(s.unbind())
-        if any(old.dtype != s.dtype for old in self.alignments):  # d belongs to s as it is stored
-            stored = [x.to(old.dtype) for x, old in zip(stored, self.alignments, strict=True)]
-            s = torch.stack([x.to(s.dtype) for x in stored])
-        if not self.ops.is_pure:
-            torch._foreach_copy_(self.alignments, stored)
-        d = damping_of(s.to(sums.dtype), rule.gain)
+        stored = self.alignments
+        if self.ops.is_pure:
+            stored = [x.to(old.dtype) for x, old in zip(s.unbind(), stored, strict=True)]
+        else:
+            torch._foreach_copy_(stored, list(s.unbind()))
+        # d belongs to s as it is stored: some may be float32, some float64.
+        d = damping_of(torch.stack([x.to(sums.device, sums.dtype) for x in stored]), rule.gain)
         for bucket in self.buckets:
             first = bucket.segments[0]
             own = d[first]

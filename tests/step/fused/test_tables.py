@@ -341,7 +341,9 @@ class Gradients:
 
     def update(self, grads: list[torch.Tensor | None], copies: list[torch.Tensor] | None) -> bool:
         addresses = [-1 if g is None else g.data_ptr() for g in grads]
-        return self.table.update(grads, addresses, copies, self.uploads.append)
+        return self.table.update(
+            grads, [g for g in grads if g is not None], addresses, copies, self.uploads.append
+        )
 
 
 def test_addresses_are_written_when_they_change() -> None:

@@ -95,16 +95,17 @@ class GradientTable:
         self._has_copies = False
 
     def update(
-        self, grads: Sequence[Tensor | None], addresses: list[int], copies: list[Tensor] | None,
-        upload: Callable[[list[int]], None],
+        self, grads: Sequence[Tensor | None], present: Sequence[Tensor], addresses: list[int],
+        copies: list[Tensor] | None, upload: Callable[[list[int]], None],
     ) -> bool:  # fmt: skip
         """Upload the addresses of the gradients if the table has others; -1 stands for no gradient.
+
+        `present` are the gradients that there are.
 
         A gradient that a kernel cannot walk through along with its parameter is copied, and the copy added to
         `copies`. If that is None the table stays as it is, and the result is False.
         """
         known = self._fingerprint
-        present: Any = grads if min(addresses) >= 0 else [g for g in grads if g is not None]
         if known is not None and (self._has_copies or not known.has_layouts_of(present)):
             known = None
         if known is not None and addresses == known.addresses:
@@ -306,6 +307,7 @@ class FusedTables:
                 g if g is None or g.layout is not torch.strided else local_gradient(p, g)
                 for p, g in zip(self.params, grads, strict=True)
             ]
+        present = grads
         try:
             addresses = [*map(Tensor.data_ptr, grads)]
         except (TypeError, RuntimeError):  # some have none, or are sparse
@@ -324,7 +326,7 @@ class FusedTables:
         if self.backend.is_capturing():
             with self.backend.tables_of_graph():
                 table = GradientTable(self._gradients.params)
-                table.update(grads, addresses, copies, self._upload_gradients)
+                table.update(grads, present, addresses, copies, self._upload_gradients)
                 eager_options, self._options = self._options, []
                 try:
                     self._run(groups, norm, grad_scale, found_inf)
@@ -332,7 +334,7 @@ class FusedTables:
                     self._options = eager_options
             captured.append((self, copies))
         else:
-            self._gradients.update(grads, addresses, copies, self._upload_gradients)
+            self._gradients.update(grads, present, addresses, copies, self._upload_gradients)
             self._run(groups, norm, grad_scale, found_inf)
         moved = [p for p, g in zip(self.params, grads, strict=True) if g is not None]
         torch.autograd.graph.increment_version(moved)  # as an operation of torch would
