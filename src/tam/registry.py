@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any
 
 import torch
 from torch.optim.optimizer import Optimizer, ParamsT
@@ -42,7 +41,7 @@ class OptimizerInfo:
         """True for TAM, AdaTAM and AdaTAMW."""
         return hasattr(self.cls, "alignment")
 
-    def create(self, params: ParamsT, **options: Any) -> Optimizer:
+    def create(self, params: ParamsT, **options: object) -> Optimizer:
         """Return the optimizer with the paper's options.
 
         Args:
@@ -55,7 +54,7 @@ class OptimizerInfo:
         lr = options.pop("lr", self.lr)
         if lr is None:
             raise ValueError(f"{self.name}: the paper states no lr but a grid, {self.lr_grid}: give one")
-        return self.cls(params, **{"lr": lr, **dict(self.options), **options})
+        return self.cls(params, **{"lr": lr, **dict(self.options), **options})  # type: ignore[arg-type]
 
 
 OPTIMIZERS: Mapping[str, OptimizerInfo] = MappingProxyType(

@@ -127,7 +127,7 @@ class AdaTAM(TorqueOptimizer):
         cls, params: ParamsT, lr: float | Tensor = 1e-3, betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8, weight_decay: float = 0.0, amsgrad: bool = False, *, foreach: bool | None = None,
         maximize: bool = False, capturable: bool = False, differentiable: bool = False,
-        fused: bool | None = None, **options: Any,
+        fused: bool | None = None, **options: object,
     ) -> Self:  # fmt: skip
         """Return an AdaTAM whose settled step is that of `torch.optim.Adam` with these hyperparameters.
 
@@ -157,7 +157,7 @@ class AdaTAM(TorqueOptimizer):
         return match(adam, cls, fused=fused, **options)
 
     @classmethod
-    def from_adam(cls, optimizer: Optimizer, **options: Any) -> Self:
+    def from_adam(cls, optimizer: Optimizer, **options: object) -> Self:
         """Return this optimizer in place of torch's Adam or AdamW, with its groups and buffers.
 
         This is `tam.handover(optimizer, cls, **options)`.
@@ -181,7 +181,7 @@ class AdaTAM(TorqueOptimizer):
             raise TypeError(
                 f"from_adam takes torch's Adam or AdamW, not {type(optimizer).__name__}: use tam.handover"
             )
-        return handover(optimizer, cls, **options)
+        return handover(optimizer, cls, **options)  # type: ignore[arg-type]
 
 
 class AdaTAMW(AdaTAM):
@@ -225,7 +225,7 @@ class AdaTAMW(AdaTAM):
         cls, params: ParamsT, lr: float | Tensor = 1e-3, betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8, weight_decay: float = 1e-2, amsgrad: bool = False, *, maximize: bool = False,
         foreach: bool | None = None, capturable: bool = False, differentiable: bool = False,
-        fused: bool | None = None, **options: Any,
+        fused: bool | None = None, **options: object,
     ) -> Self:  # fmt: skip
         """Return an AdaTAMW whose settled step is that of `torch.optim.AdamW` with these hyperparameters.
 

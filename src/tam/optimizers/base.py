@@ -18,13 +18,8 @@ from tam.options import check_options
 from tam.segments import Segments
 from tam.sharding import Exchange, is_dtensor, local_gradient, local_tensor
 from tam.step.eager import (
-    Arithmetic,
-    Bucket,
-    GroupOptions,
-    choose_arithmetic,
-    full_like_param,
-    make_buckets,
-)
+    Arithmetic, Bucket, GroupOptions, choose_arithmetic, full_like_param, make_buckets,
+)  # fmt: skip
 
 BackendName = Literal["triton", "c", "foreach", "loop", "pure"]
 

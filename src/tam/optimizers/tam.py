@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -81,7 +81,8 @@ class TAM(TorqueOptimizer):
     def matching_sgd(
         cls, params: ParamsT, lr: float | Tensor = 1e-3, momentum: float = 0.0, dampening: float = 0.0,
         weight_decay: float = 0.0, nesterov: bool = False, *, maximize: bool = False,
-        foreach: bool | None = None, differentiable: bool = False, fused: bool | None = None, **options: Any,
+        foreach: bool | None = None, differentiable: bool = False, fused: bool | None = None,
+        **options: object,
     ) -> Self:  # fmt: skip
         """Return a TAM whose settled step is that of `torch.optim.SGD` with these hyperparameters.
 
@@ -113,7 +114,7 @@ class TAM(TorqueOptimizer):
         return match(sgd, cls, fused=fused, **options)
 
     @classmethod
-    def from_sgd(cls, optimizer: Optimizer, **options: Any) -> Self:
+    def from_sgd(cls, optimizer: Optimizer, **options: object) -> Self:
         """Return a TAM in place of a `torch.optim.SGD`: the short form of `tam.handover`.
 
         Args:
@@ -128,4 +129,4 @@ class TAM(TorqueOptimizer):
         """
         if not isinstance(optimizer, torch.optim.SGD):
             raise TypeError(f"from_sgd takes torch's SGD, not {type(optimizer).__name__}: use tam.handover")
-        return handover(optimizer, cls, **options)
+        return handover(optimizer, cls, **options)  # type: ignore[arg-type]

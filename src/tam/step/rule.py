@@ -12,14 +12,8 @@ from torch import Tensor
 from tam.options import Scope
 from tam.sharding import FOUND_INF, Exchange, Sum
 from tam.step.eager import (
-    Arithmetic,
-    Bucket,
-    Coefficient,
-    GroupOptions,
-    Operand,
-    as_compute_dtype,
-    increment_steps,
-)
+    Arithmetic, Bucket, Coefficient, GroupOptions, Operand, as_compute_dtype, increment_steps,
+)  # fmt: skip
 
 Number = TypeVar("Number", float, Tensor)
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 from torch.optim import Optimizer
 
@@ -22,7 +20,7 @@ def handover(
     alignment: float | Tensor = 0.0,
     scheduler: Schedulers | None = None,
     verbose: bool = False,
-    **options: Any,
+    **options: object,
 ) -> T:
     r"""Make an optimizer of another class on the same parameters, with the first one's groups and buffers.
 
@@ -84,10 +82,10 @@ def handover(
     return new
 
 
-def match(optimizer: Optimizer, to: type[T], **options: Any) -> T:
+def match(optimizer: Optimizer, to: type[T], **options: object) -> T:
     """Hand over from an optimizer that was made for its hyperparameters alone."""
     try:
-        return handover(optimizer, to, **options)
+        return handover(optimizer, to, **options)  # type: ignore[arg-type]
     except NoRuleError as error:
         # Its remedies are for an optimizer that the user has.
         raise ValueError(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass
-from typing import Any, get_args
+from typing import get_args
 
 from torch import Tensor
 from torch.optim import Adam, AdamW, Optimizer
@@ -51,7 +51,7 @@ def explain_handover(
     lr: float | Tensor | None = None,
     alignment: float | Tensor = 0.0,
     scheduler: Schedulers | None = None,
-    **options: Any,
+    **options: object,
 ) -> Plan[T]:
     """Plan a hand-over and change nothing.
 

@@ -21,16 +21,9 @@ from tam.step.eager import GroupOptions
 from tam.step.fused import FusedBackend, cpu
 from tam.step.fused.columns import KINDS, Option, Row, Segment
 from tam.step.fused.support import (
-    can_join,
-    can_walk_together,
-    check_memory,
-    dtype_name,
-    extent_of,
-    is_plain,
-    is_within_storage,
-    match_layout,
-    numel_as_real,
-)
+    can_join, can_walk_together, check_memory, dtype_name, extent_of, is_plain, is_within_storage,
+    match_layout, numel_as_real,
+)  # fmt: skip
 from tam.step.rule import Rule
 
 try:
