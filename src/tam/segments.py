@@ -11,14 +11,8 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from tam.sharding import (
-    Exchange,
-    SegmentInfo,
-    ShardGroup,
-    agree_across_ranks,
-    has_other_ranks,
-    local_tensor,
-)  # fmt: skip
+from tam.sharding import Exchange, SegmentInfo, ShardGroup, agree_across_ranks, local_tensor
+from tam.sharding.dtensor import has_other_ranks
 
 DOUBLE = (torch.float64, torch.complex128)
 

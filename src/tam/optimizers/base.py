@@ -18,8 +18,13 @@ from tam.options import check_options
 from tam.segments import Segments
 from tam.sharding import Exchange, is_dtensor, local_gradient, local_tensor
 from tam.step.eager import (
-    Arithmetic, Bucket, GroupOptions, choose_arithmetic, full_like_param, make_buckets,
-)  # fmt: skip
+    Arithmetic,
+    Bucket,
+    GroupOptions,
+    choose_arithmetic,
+    full_like_param,
+    make_buckets,
+)
 
 BackendName = Literal["triton", "c", "foreach", "loop", "pure"]
 

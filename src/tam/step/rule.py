@@ -12,8 +12,14 @@ from torch import Tensor
 from tam.options import Scope
 from tam.sharding import FOUND_INF, Exchange, Sum
 from tam.step.eager import (
-    Arithmetic, Bucket, Coefficient, GroupOptions, Operand, as_compute_dtype, increment_steps,
-)  # fmt: skip
+    Arithmetic,
+    Bucket,
+    Coefficient,
+    GroupOptions,
+    Operand,
+    as_compute_dtype,
+    increment_steps,
+)
 
 Number = TypeVar("Number", float, Tensor)
 

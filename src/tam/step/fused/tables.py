@@ -18,12 +18,8 @@ from torch import Tensor
 from tam.sharding import Exchange, ShardGroup, is_dtensor, local_gradient, local_tensor
 from tam.step import run_step
 from tam.step.eager import GroupOptions
-from tam.step.fused import FusedBackend, cpu
+from tam.step.fused import FusedBackend, cpu, support
 from tam.step.fused.columns import KINDS, Option, Row, Segment
-from tam.step.fused.support import (
-    can_join, can_walk_together, check_memory, dtype_name, extent_of, is_plain, is_within_storage,
-    match_layout, numel_as_real,
-)  # fmt: skip
 from tam.step.rule import Rule
 
 try:
@@ -42,7 +38,7 @@ class Fingerprint:
     def __init__(self, tensors: Sequence[Tensor], addresses: list[int] | None = None) -> None:
         self.addresses = [*map(Tensor.data_ptr, tensors)] if addresses is None else addresses
         self.layouts = [*map(_layout_of, tensors)]
-        self.extents = [*map(extent_of, tensors)]
+        self.extents = [*map(support.extent_of, tensors)]
         self._guard = _make_guard(tensors)
 
     def matches(self, tensors: Sequence[Tensor]) -> bool:
@@ -104,7 +100,7 @@ class GradientTable:
         if known is not None and addresses == known.addresses:
             return True
         is_aligned = min(addresses) > 0 and not any(address % 16 for address in addresses)
-        if known is not None and is_aligned and all(map(is_within_storage, present, known.extents)):
+        if known is not None and is_aligned and all(map(support.is_within_storage, present, known.extents)):
             # None until all is done: an interrupted step leaves nothing that a later one trusts.
             self._fingerprint = None
             upload(addresses)  # the gradients are elsewhere, and as they were
@@ -130,7 +126,9 @@ class GradientTable:
                 addresses.append(0)
                 continue
             if copies is None:
-                if not (can_walk_together(g, p) and is_plain(g) and is_within_storage(g)):
+                if not (
+                    support.can_walk_together(g, p) and support.is_plain(g) and support.is_within_storage(g)
+                ):
                     return None
             else:
                 if g.shape != p.shape:
@@ -138,8 +136,8 @@ class GradientTable:
                         f"a parameter of shape {tuple(p.shape)} has a gradient of shape {tuple(g.shape)}: "
                         "set its grad to None, or compute it again"
                     )
-                check_memory(g, "a gradient")
-                if not can_walk_together(g, p) or not is_plain(g):
+                support.check_memory(g, "a gradient")
+                if not support.can_walk_together(g, p) or not support.is_plain(g):
                     g = torch.empty_like(p, memory_format=torch.preserve_format).copy_(g)
                     copies.append(g)
             addresses.append(g.data_ptr() or 16)  # an empty tensor has no address, but it is there
@@ -176,12 +174,13 @@ class FusedTables:
         self.params = [
             p
             for p in self._every_param
-            if rule.momentum_key in state.get(p, ()) and (p.grad is not None or can_join(p, state[p], keys))
+            if rule.momentum_key in state.get(p, ())
+            and (p.grad is not None or support.can_join(p, state[p], keys))
         ]
         members = set(self.params)
         self._waiting = [p for p in self._every_param if p not in members]
         for p in self.params:
-            match_layout(p, state[p], keys)
+            support.match_layout(p, state[p], keys)
         share_of = self._number_shares(inputs, members)
         self.params.sort(key=share_of.__getitem__)
         self.share_of_row = [share_of[p] for p in self.params]
@@ -197,7 +196,7 @@ class FusedTables:
         unique = {id(x): x for x in (*self.params, *self._state_tensors, *self.alignments)}
         self._tensors = tuple(unique.values())
         for x in map(local_tensor, self._tensors):
-            check_memory(x, "a parameter or its state")
+            support.check_memory(x, "a parameter or its state")
         self._fingerprint = Fingerprint([*map(local_tensor, self._tensors)])
         self._options: list[tuple[object, ...]] = []
         self.backend = _make_backend(
@@ -236,11 +235,11 @@ class FusedTables:
             Row.MOMENTUM: [local_tensor(s[momentum_key]).data_ptr() for s in self._states],
             Row.SECOND: [local_tensor(s["exp_avg_sq"]).data_ptr() if adaptive else 0 for s in self._states],
             Row.STEP: [s["step"].data_ptr() if adaptive else 0 for s in self._states],
-            Row.NUMEL: [*map(numel_as_real, shards)],
+            Row.NUMEL: [*map(support.numel_as_real, shards)],
             Row.SHARE: self.share_of_row,
             Row.SEGMENT: [self.segment_of_share[k] for k in self.share_of_row],
             Row.GROUP: [group_of[p] for p in self.params],
-            Row.KIND: [KINDS.index(dtype_name(p)) for p in shards],
+            Row.KIND: [KINDS.index(support.dtype_name(p)) for p in shards],
         }
         return torch.tensor([columns[key] for key in Row], dtype=torch.int64)
 
