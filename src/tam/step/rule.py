@@ -149,7 +149,7 @@ class EagerBackend:
         else:
             torch._foreach_copy_(stored, list(s.unbind()))
         # d belongs to s as it is stored: some may be float32, some float64.
-        d = damping_of(torch.stack([x.to(sums.device, sums.dtype) for x in stored]), rule.gain)
+        d = damping_of(torch.stack([x.to(sums.device) for x in stored]).to(sums.dtype), rule.gain)
         for bucket in self.buckets:
             first = bucket.segments[0]
             own = d[first]
