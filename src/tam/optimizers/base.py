@@ -48,7 +48,10 @@ class Base(Optimizer):
 
     @property
     def backend(self) -> BackendName | None:
-        """What computed the last step: "triton", "c", "foreach", "loop" or "pure"; None before the first."""
+        """What computed the last step: "triton", "c", "foreach", "loop" or "pure"; None before the first.
+
+        A step inside `torch.compile` does not change it.
+        """
         return self._last_backend
 
     def _new_state(self, p: Tensor, group: GroupOptions) -> dict[str, Tensor]:
@@ -167,7 +170,8 @@ class Base(Optimizer):
             for bucket in buckets:  # autograd may keep theta, which is overwritten below
                 bucket.theta = [p.clone() for p in bucket.theta]
         self._run(ops, buckets, exchange, found_inf)
-        self._last_backend = ops.name
+        if not torch.compiler.is_compiling():  # torch 2.11 cannot trace that
+            self._last_backend = ops.name
         if ops.is_pure:
             self._store_results(params, buckets)
 
