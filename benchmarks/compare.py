@@ -50,15 +50,22 @@ def measure() -> Times:
     models = {"ResNet-18": (resnet18(), 200 if device == "cuda" else 6)}
     if device == "cuda":
         models["BERT-large"] = (bert_large(), 40)
+    else:  # small tensors: the host's time is all there is
+        models |= {f"{n} small tensors": ([(4, 4), (4,)] * (n // 2), 20) for n in (2, 62, 394)}
+    backends: dict[str, dict[str, Any]] = {"": {}}
+    if device == "cpu":
+        backends |= {", loop": {"foreach": False}, ", foreach": {"foreach": True}}
 
     def wait() -> None:
         if device == "cuda":
             torch.cuda.synchronize()
 
-    def run(cls: Any, shapes: list[tuple[int, ...]], steps: int, new: bool) -> tuple[float, float]:
+    def run(
+        cls: Any, shapes: list[tuple[int, ...]], steps: int, new: bool, options: dict[str, Any]
+    ) -> tuple[float, float]:
         params = [torch.nn.Parameter(torch.randn(shape, device=device) * 0.01) for shape in shapes]
         gradients = [[torch.randn_like(p) for p in params] for _ in range(2 if new else 1)]
-        optimizer = cls(params, lr=1e-5)
+        optimizer = cls(params, lr=1e-5, **options)
 
         def give(k: int) -> None:
             for p, g in zip(params, gradients[k % len(gradients)], strict=True):
@@ -80,10 +87,14 @@ def measure() -> Times:
         return wall, host
 
     return {
-        f"{name}, {cls.__name__}, {'new' if new else 'same'} gradients": run(cls, shapes, steps, new)
+        f"{name}, {cls.__name__}{backend}, {'new' if new else 'same'} gradients": run(
+            cls, shapes, steps, new, options
+        )
         for name, (shapes, steps) in models.items()
         for cls in (tam.TAM, tam.AdaTAMW)
+        for backend, options in backends.items()
         for new in (False, True)
+        if new or not backend or device == "cuda"
     }
 
 
