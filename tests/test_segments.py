@@ -237,6 +237,17 @@ def test_a_dropped_optimizer_frees_its_memory_at_once(
     assert [ref() for ref in held] == [None] * len(held)
 
 
+@pytest.mark.parametrize("way", WAYS)
+def test_a_shallow_copy_leaves_the_original_alone(way: str) -> None:
+    optimizer = train(tam.TAM(parameters(SHAPES), **WAYS[way]), 2)
+    twin = train(tam.TAM(parameters(SHAPES), **WAYS[way]), 2)
+    copied = copy.copy(optimizer)
+    assert torch.equal(copied.alignment, optimizer.alignment)
+    del copied
+    assert_same(train(optimizer, 2, start=2), train(twin, 2, start=2))
+    assert torch.equal(optimizer.grad_norm, twin.grad_norm)
+
+
 def test_segments_do_not_keep_their_optimizer_alive(without_gc: None) -> None:
     optimizer = tam.TAM(parameters(SHAPES))
     segments, alive = optimizer.segments, weakref.ref(optimizer)

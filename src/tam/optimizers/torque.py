@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from copy import copy
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import torch
@@ -283,6 +284,8 @@ class TorqueOptimizer(Base):
             fresh: dict[str, Any] = {"tables": None, "_captured": [], "_exchange": None}
             state = {**groups, **fresh, "segments": segments, "shards": state["_shards"]}
         super().__setstate__(state)
+        if "segments" in state:  # a copy: `copy.copy` would share it with the original
+            self.segments = copy(self.segments)
         self.segments.attach(self)
         # A pickle may be older than some options.
         for options in (self.defaults, *self.param_groups):
