@@ -255,3 +255,10 @@ def test_segments_do_not_keep_their_optimizer_alive(without_gc: None) -> None:
     assert alive() is None
     with pytest.raises(ReferenceError):
         segments.members()
+
+
+def test_an_unknown_scope_in_a_group_is_an_error() -> None:
+    optimizer = train(tam.TAM(parameters(SHAPES)), 1)
+    optimizer.param_groups[0]["scope"] = "layer"
+    with pytest.raises(ValueError, match=r"scope must be .* got 'layer'"):
+        train(optimizer, 1)

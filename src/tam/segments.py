@@ -54,6 +54,8 @@ class Segments:
         scope = (optimizer.param_groups or [optimizer.defaults])[0]["scope"]
         if scope == "group":
             return groups
+        if scope not in ("global", "tensor"):
+            raise ValueError(f'scope must be "global", "group" or "tensor", got {scope!r}')
         everything = list(chain(*groups))
         return [everything] if scope == "global" else [[p] for p in everything]
 

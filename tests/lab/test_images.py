@@ -97,7 +97,9 @@ def test_groups_are_parts_of_the_network_each_with_an_s(tmp_path: Path) -> None:
     )
     groups = made.optimizer.param_groups
     assert sum(len(group["params"]) for group in groups) == len(list(made.model.parameters()))
-    assert len(groups) == len(made.optimizer.segments.alignments()) == 6  # conv, norm, 2 blocks, 2 of the head
+    assert (
+        len(groups) == len(made.optimizer.segments.alignments()) == 6
+    )  # conv, norm, 2 blocks, 2 of the head
     grouped = run(tmp_path, grouped=True, options={"scope": "group"})
     assert outcome(grouped) != outcome(run(tmp_path))
     assert outcome(run(tmp_path, grouped=True)) == outcome(run(tmp_path))  # of global scope

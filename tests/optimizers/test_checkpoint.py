@@ -634,3 +634,14 @@ def test_a_pickle_of_an_older_version_gets_the_options_that_came_later(torque: t
     new.add_param_group({"params": parameters([(4,)])})
     train(new, 2, start=2)
     assert [group["gain"] for group in new.param_groups] == [1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    "saved, loading", [(tam.TAM, tam.AdaTAM), (tam.AdaTAM, tam.TAM), (tam.TAM, tam.AdaTAMW)]
+)
+def test_a_checkpoint_of_the_other_family_is_refused(saved: type, loading: type) -> None:
+    checkpoint = train(saved(parameters([(3,)]), lr=1e-4), 2).state_dict()
+    optimizer = loading(parameters([(3,)]), lr=1e-4)
+    with pytest.raises(ValueError, match="cannot load this checkpoint, whose groups have no"):
+        optimizer.load_state_dict(checkpoint)
+    assert optimizer.param_groups[0]["lr"] == 1e-4 and not optimizer.state

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 import tam
-from tam.step.rule import damping_of, settle
+from tam.step.rule import damping_of, smooth_cosine
 from tests.helpers import gradients, parameters
 
 
 def s_after(dot: float, mm: float, gg: float, s: float = 0.5, smoothing: float = 0.5) -> float:
     sums = torch.tensor([dot, mm, gg], dtype=torch.float64)
-    return float(settle(sums, torch.tensor(s), smoothing))
+    return float(smooth_cosine(sums, torch.tensor(s), smoothing))
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_non_finite_sums_leave_s_as_it_was(bad: float, where: int) -> None:
 
 def test_segments_settle_side_by_side() -> None:
     sums = torch.tensor([[6.0, 9.0, 4.0], [math.nan, 1.0, 1.0], [0.0, 0.0, 0.0]], dtype=torch.float64)
-    s = settle(sums, torch.tensor([0.0, 0.3, 0.4]), 0.5)
+    s = smooth_cosine(sums, torch.tensor([0.0, 0.3, 0.4]), 0.5)
     assert s.tolist() == pytest.approx([0.5, 0.3, 0.2])
     assert s.dtype == torch.float32
 

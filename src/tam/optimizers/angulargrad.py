@@ -94,7 +94,7 @@ class AngularGrad(Base):
                         "tensor, which no rank has"
                     )
 
-    def _run(
+    def _apply_rule(
         self, ops: Arithmetic, buckets: list[Bucket], exchange: Exchange | None, found_inf: Tensor | None
     ) -> None:
         group = self.param_groups[0]

@@ -75,7 +75,7 @@ class Base(Optimizer):
         """Return an option that has one value for the whole optimizer, which may have lost its groups."""
         return (self.param_groups[0] if self.param_groups else self.defaults)[name]
 
-    def _run(
+    def _apply_rule(
         self, ops: Arithmetic, buckets: list[Bucket], exchange: Exchange | None, found_inf: Tensor | None
     ) -> None:
         """Take the step itself, in torch operations."""
@@ -169,7 +169,7 @@ class Base(Optimizer):
         if ops.is_pure:
             for bucket in buckets:  # autograd may keep theta, which is overwritten below
                 bucket.theta = [p.clone() for p in bucket.theta]
-        self._run(ops, buckets, exchange, found_inf)
+        self._apply_rule(ops, buckets, exchange, found_inf)
         if not torch.compiler.is_compiling():  # torch 2.11 cannot trace that
             self._last_backend = ops.name
         if ops.is_pure:

@@ -49,6 +49,13 @@ def prepare_checkpoint(
             )
     _check_counts(optimizer, checkpoint["param_groups"])
     foreign = any(mark not in saved for saved in checkpoint["param_groups"])
+    momentum = "betas" if "betas" in optimizer.defaults else "momentum"
+    if not foreign and any(momentum not in saved for saved in checkpoint["param_groups"]):
+        name = type(optimizer).__name__
+        raise ValueError(
+            f"{name} cannot load this checkpoint, whose groups have no {momentum!r}: load it into the class "
+            f"that wrote it, then use tam.handover(optimizer, tam.{name}, lr=...)"
+        )
     later = {} if foreign else {k: v for k, v in LATER.items() if k in optimizer.defaults}
     saved_groups = [{**later, **saved} for saved in checkpoint["param_groups"]]
     pairs = list(zip(optimizer.param_groups, saved_groups, strict=True))

@@ -49,7 +49,7 @@ class TorqueOptimizer(Base):
     def __init__(
         self, params: ParamsT, defaults: GroupOptions, shard_group: ProcessGroup | None, whole_tensors: bool
     ) -> None:
-        # No class attributes: a wrapper that passes for this class (Lightning's) would find them there.
+        # Not defaults of the class: Lightning's wrapper is a subclass of ours, and would find those first.
         super().__init__(params, defaults)
         self.segments = Segments(self, self._momentum_key)
         self.shards = ShardGroup.from_options(shard_group, whole_tensors, defaults["scope"])
@@ -93,7 +93,7 @@ class TorqueOptimizer(Base):
     def _take_step_outside_graph(self, grad_scale: Tensor | None, found_inf: Tensor | None) -> None:
         self._take_step(grad_scale, found_inf)
 
-    def _run(
+    def _apply_rule(
         self, ops: Arithmetic, buckets: list[Bucket], exchange: Exchange | None, found_inf: Tensor | None
     ) -> None:
         rule, on_cpu = self._rule(), [bucket for bucket in buckets if bucket.device.type == "cpu"]
@@ -113,20 +113,20 @@ class TorqueOptimizer(Base):
         first = self.param_groups[0]
         if first["differentiable"] and self.shards is not None:
             raise RuntimeError("differentiable=True is not possible with shard_group")
-        for what, groups in (
-            ("max_grad_norm", [] if first["max_grad_norm"] is None else [self.param_groups]),
-            ('scope="global"', [self.param_groups] if first["scope"] == "global" else []),
-            ('scope="group"', [[group] for group in self.param_groups if first["scope"] == "group"]),
-        ):
-            for members in groups:
-                kinds = {p.device.type for group in members for p in group["params"] if p.grad is not None}
-                # One sum over the CPU and an accelerator would make the host wait for the device.
-                if "cpu" in kinds and len(kinds) > 1:
-                    raise RuntimeError(
-                        f"{what} needs one sum over all these parameters, but their devices are "
-                        f"{sorted(kinds)}: put them on one kind of device, or use scope='tensor' "
-                        "without max_grad_norm"
-                    )
+        parts, what = [self.param_groups], "max_grad_norm"  # of which there must be one sum each
+        if first["max_grad_norm"] is None:
+            what = f'scope="{first["scope"]}"'
+            if first["scope"] != "global":
+                parts = [[group] for group in self.param_groups if first["scope"] == "group"]
+        for groups in parts:
+            kinds = {p.device.type for group in groups for p in group["params"] if p.grad is not None}
+            # One sum over the CPU and an accelerator would make the host wait for the device.
+            if "cpu" in kinds and len(kinds) > 1:
+                raise RuntimeError(
+                    f"{what} needs one sum over all these parameters, but their devices are "
+                    f"{sorted(kinds)}: put them on one kind of device, or use scope='tensor' "
+                    "without max_grad_norm"
+                )
 
     def _skips_later(self, found_inf: Tensor) -> bool:
         """Return True if the step reads GradScaler's verdict: on the device, or after the exchange."""
@@ -227,6 +227,7 @@ class TorqueOptimizer(Base):
         exchange = self._exchange
         if exchange is None or not exchange.fits(segments, options["scope"], self.shards):
             exchange = self._exchange = Exchange(segments, options["scope"], self.shards)
+        # The first needs no call, and is nearly always true.
         if exchange.adds_cosines or exchange.is_needed(options["max_grad_norm"], found_inf):
             return exchange
         return None
@@ -294,7 +295,7 @@ class TorqueOptimizer(Base):
 
     def _check_checkpoint(self, checkpoint: dict[str, Any]) -> None:
         saved = self._saved_alignments(checkpoint)
-        is_ours = "smoothing" in checkpoint["param_groups"][0]
+        is_ours = self._mark in checkpoint["param_groups"][0]
         for p, key in self._saved_keys(checkpoint):
             state = checkpoint["state"].get(key) or {}
             if is_ours and self._momentum_key in state and p not in saved:

@@ -15,7 +15,7 @@ from tam.optimizers.torque import TorqueOptimizer
 from tam.recorder.measure import NORMS, Measure, Total
 from tam.recorder.outputs import Row, Value
 from tam.recorder.ring import Block, Mark
-from tam.step.rule import damping_of, settle
+from tam.step.rule import damping_of, smooth_cosine
 from tam.switching.transfer import family, settled_step
 from tam.switching.warmup import Warmup
 
@@ -91,7 +91,7 @@ def read_alignments(block: Block, s: list[float], smoothing: float) -> list[list
     if issubclass(block.cls, TorqueOptimizer):
         return [row[: -NORMS - 1] for row in values.tolist()]
     sums, alignments = values[:, :3], []
-    cosines = settle(sums, torch.zeros(len(sums), dtype=sums.dtype), 0.0).tolist()
+    cosines = smooth_cosine(sums, torch.zeros(len(sums), dtype=sums.dtype), 0.0).tolist()
     for cosine, is_finite in zip(cosines, sums.isfinite().all(-1).tolist(), strict=True):
         if is_finite:
             s = [smoothing * sum(s) / len(s) + (1 - smoothing) * cosine]  # before it there may be several

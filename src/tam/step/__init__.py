@@ -37,8 +37,8 @@ def run_step(backend: Backend, exchange: Exchange | None = None, found_inf: Tens
     """Take one step. Return False if GradScaler found gradients that are not finite on some rank."""
     sums = backend.measure()
     if exchange is not None:
-        exchange.all_reduce_sums(sums, found_inf)  # the only call
-        # Other ranks may have a verdict if this one has none. To read it on a CPU costs nothing.
+        exchange.all_reduce_sums(sums, found_inf)  # the only place that communicates in a step
+        # Other ranks may have a verdict if this one has no GradScaler. On a CPU, reading it costs nothing.
         found_inf = sums[-1, FOUND_INF] if found_inf is not None or sums.is_cpu else None
     if found_inf is not None and not backend.skips_on_device and float(found_inf) != 0:
         return False  # GradScaler waits for the verdict, too

@@ -39,7 +39,7 @@ class Rule:
     momentum_key: str  # of m in the state
 
 
-def settle(sums: Tensor, s: Tensor, smoothing: float | Tensor) -> Tensor:
+def smooth_cosine(sums: Tensor, s: Tensor, smoothing: float | Tensor) -> Tensor:
     """Return s after the step, given the sums [..., 3] and the s before it [...]."""
     dot, mm, gg = sums.unbind(-1)
     defined = (mm > 0) & (gg > 0)
@@ -71,9 +71,10 @@ class EagerBackend:
     buckets: list[Bucket]
     exchange: Exchange | None = None
     alignments: list[Tensor] = field(default_factory=list)
+    # Set by `measure` and `settle`.
     norm: Tensor = field(init=False)  # |g|
-    clip: Tensor | None = None
-    damping: list[Tensor] = field(default_factory=list)  # per bucket: 0-dim, or one entry per row
+    clip: Tensor | None = field(init=False, default=None)
+    damping: list[Tensor] = field(init=False, default_factory=list)  # per bucket: 0-dim, or one per row
 
     skips_on_device: ClassVar[bool] = False
 
@@ -136,12 +137,14 @@ class EagerBackend:
             return
         before = torch.stack([s.to(sums.device) for s in self.alignments])
         if exchange is None:
-            s = settle(sums, before, rule.smoothing)
+            s = smooth_cosine(sums, before, rule.smoothing)
         else:
             totals = torch.stack([shares.sum(0) for shares in torch.split(sums[:-1], exchange.share_counts)])
             # A rank without a GradScaler does not read the others' verdict, but must keep s as they do.
             takes_part = (totals[:, Sum.PRESENT] > 0) & (sums[-1, FOUND_INF] == 0)
-            s = torch.where(takes_part, settle(totals[:, : Sum.PRESENT], before, rule.smoothing), before)
+            s = torch.where(
+                takes_part, smooth_cosine(totals[:, : Sum.PRESENT], before, rule.smoothing), before
+            )
             self.norm = sums[-1, Sum.GG].sqrt()
         stored = self.alignments
         if self.ops.is_pure:
@@ -177,7 +180,8 @@ class EagerBackend:
             if clip is not None:
                 clip = bucket.scalar(ops, clip)
             weight = group["floor"] + damping
-            keep = 1 - weight if rule.ema else group["betas"][0] if rule.adaptive else group["momentum"]
+            beta = group["betas"][0] if rule.adaptive else group["momentum"]
+            keep = 1 - weight if rule.ema else beta
             # One for all rows, or a list with one per row.
             w, b = (a.to(dtype) if isinstance(a, Tensor) else a for a in (weight, keep))
             w, b = (list(a.unbind()) if isinstance(a, Tensor) and a.ndim else a for a in (w, b))

@@ -116,23 +116,28 @@ class Warmup(Optimizer):
     @property
     def alignment(self) -> Tensor:
         """s of the last step; AttributeError if the active optimizer has none."""
-        return self._reading("alignment")
+        return self._reading("alignment")  # type: ignore[no-any-return]
 
     @property
     def damping(self) -> Tensor:
         """d of the last step; AttributeError if the active optimizer has none."""
-        return self._reading("damping")
+        return self._reading("damping")  # type: ignore[no-any-return]
 
     @property
     def grad_norm(self) -> Tensor:
         """|g| of the last step; AttributeError if the active optimizer has none."""
-        return self._reading("grad_norm")
+        return self._reading("grad_norm")  # type: ignore[no-any-return]
 
-    def _reading(self, name: str) -> Tensor:
+    @property
+    def backend(self) -> str | None:
+        """What computed the last step; AttributeError if the active optimizer does not say."""
+        return self._reading("backend")  # type: ignore[no-any-return]
+
+    def _reading(self, name: str) -> Any:
         """Return a reading of the active optimizer; raise AttributeError, for hasattr, if it has none."""
         if not hasattr(type(self.optimizer), name):
             raise AttributeError(f"Warmup has no {name} now: {type(self.optimizer).__name__} is at work")
-        return getattr(self.optimizer, name)  # type: ignore[no-any-return]
+        return getattr(self.optimizer, name)
 
     def __repr__(self) -> str:
         group = self.param_groups[0]
