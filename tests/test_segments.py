@@ -262,3 +262,17 @@ def test_an_unknown_scope_in_a_group_is_an_error() -> None:
     optimizer.param_groups[0]["scope"] = "layer"
     with pytest.raises(ValueError, match=r"scope must be .* got 'layer'"):
         train(optimizer, 1)
+
+
+@pytest.mark.parametrize("scope", ["group", "tensor"])
+def test_a_finer_scope_midway_gives_each_segment_its_own_s(scope: str) -> None:
+    steps = []
+    for way in WAYS.values():
+        optimizer = train(in_two_groups(tam.TAM, "global", **way), 2)
+        for group in optimizer.param_groups:
+            group["scope"] = scope
+        train(optimizer, 2, start=2)
+        assert_shared(optimizer, scope)
+        steps.append(optimizer.alignment)
+    for s in steps[1:]:
+        torch.testing.assert_close(s, steps[0], rtol=0, atol=1e-6)

@@ -4,6 +4,6 @@ from __future__ import annotations
 
 
 def missing(what: str, extra: str, error: ImportError) -> ImportError:
-    """The error for a part of the library whose extra is not installed."""
+    """Return the error for a part of the library whose extra is not installed."""
     install = f"pip install 'torque-aware-momentum[{extra}]'"
     return ImportError(f"{what} needs {error.name or 'a package'}, which is not installed: {install}")

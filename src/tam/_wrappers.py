@@ -9,12 +9,12 @@ from torch.optim import Optimizer
 
 
 def layers(optimizer: Any) -> Iterator[Any]:
-    """The optimizer and what it wraps, from outside to inside."""
+    """Yield the optimizer and what it wraps, from outside to inside."""
     yield optimizer
     while isinstance(optimizer := getattr(optimizer, "optimizer", None), Optimizer):
         yield optimizer
 
 
 def unwrap(optimizer: Any) -> Any:
-    """The optimizer at work inside all wrappers."""
+    """Return the optimizer inside all wrappers."""
     return list(layers(optimizer))[-1]

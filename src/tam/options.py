@@ -138,7 +138,7 @@ CHECKS: Mapping[str, Check] = {
 
 
 def check_options(options: Mapping[str, object]) -> None:
-    """Checks every known option among these, and the ways of doing the step against each other."""
+    """Check every known option among these, and that the chosen backends go together."""
     for name, value in options.items():
         if name in CHECKS:
             CHECKS[name](name, value)

@@ -100,7 +100,7 @@ class Segments:
             s = next((values[p] for p in members if p in values), None)
             if s is not None:
                 shared.copy_(s.detach().reshape(()))
-            for p in members:  # last: who is interrupted before that keeps the old ones
+            for p in members:  # last, so an interrupted call leaves the old tensors
                 state[p]["alignment"] = shared
 
     def share_again(self) -> None:
@@ -123,6 +123,7 @@ class Segments:
     def move_state_to_params(self, state_keys: tuple[str, ...]) -> None:
         """Bring state to the devices of parameters that were moved, and s to their dtype."""
         state, has_changed = self.optimizer.state, False
+        seen: set[int] = set()  # the alignments of earlier segments: a finer scope must not share them
         for k, segment in enumerate(self.members()):
             alignment = None
             for p in segment:
@@ -138,7 +139,8 @@ class Segments:
                 # ZeroRedundancyOptimizer loads state by itself: each parameter then has a copy of s.
                 has_changed |= entry["alignment"] is not alignment
             if alignment is not None:
-                has_changed |= alignment.device.type != home.type
+                has_changed |= id(alignment) in seen or alignment.device.type != home.type
+                seen.add(id(alignment))
                 has_changed |= alignment.dtype != self._dtype_of(k, segment)
         if has_changed:
             self.share_again()

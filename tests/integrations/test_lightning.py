@@ -297,3 +297,15 @@ def test_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "lightning", None)
     with pytest.raises(ImportError, match=r"needs lightning.*torque-aware-momentum\[lightning\]"):
         importlib.import_module("tam.integrations.lightning")
+
+
+def test_a_wrapped_optimizer_loads_a_checkpoint() -> None:
+    params = [torch.nn.Parameter(torch.ones(3))]
+    optimizer = tam.TAM(params)
+    params[0].grad = torch.ones(3)
+    optimizer.step()
+    wrapper = LightningOptimizer(optimizer)
+    wrapper.load_state_dict(optimizer.state_dict())
+    del wrapper
+    optimizer.step()
+    assert float(optimizer.alignment) == pytest.approx(0.1)

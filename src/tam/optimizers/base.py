@@ -16,7 +16,7 @@ from tam._warnings import warn_user
 from tam.optimizers.checkpoint import describe_parameter, prepare_checkpoint
 from tam.options import check_options
 from tam.segments import Segments
-from tam.sharding import Exchange, is_dtensor, local_gradient, local_tensor
+from tam.sharding import Exchange, is_dtensor, local_tensor, redistribute_gradient
 from tam.step.eager import (
     Arithmetic,
     Bucket,
@@ -124,10 +124,12 @@ class Base(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        # Set by GradScaler where it leaves unscaling and skipping to the step. It waits for the verdict, too.
+        if not self.param_groups:
+            return loss
+        # GradScaler sets these if it leaves unscaling and skipping to the step.
         grad_scale, found_inf = getattr(self, "grad_scale", None), getattr(self, "found_inf", None)
-        is_skipped = found_inf is not None and not self._skips_later(found_inf) and float(found_inf) != 0
-        if self.param_groups and not is_skipped:
+        # Reading the verdict here costs nothing: GradScaler reads it anyway.
+        if found_inf is None or self._skips_later(found_inf) or float(found_inf) == 0:
             self._take_step(grad_scale, found_inf)
         return loss
 
@@ -154,7 +156,7 @@ class Base(Optimizer):
             params.append(theta)
             shares = None if exchange is None else [exchange.share_of[p] for p in theta]
             if any(type(p) not in (Tensor, Parameter) and is_dtensor(p) for p in theta):  # this rank's shards
-                grad = [local_gradient(p, g) for p, g in zip(theta, grad, strict=True)]
+                grad = [redistribute_gradient(p, g) for p, g in zip(theta, grad, strict=True)]
                 theta = [*map(local_tensor, theta)]
                 columns = [[*map(local_tensor, column)] for column in columns]
             buckets += make_buckets(group, i, theta, grad, dict(zip(keys, columns, strict=True)), shares)
@@ -239,7 +241,9 @@ class Base(Optimizer):
     # ------------------------------------------------------------------ checkpoints
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__({"segments": None, "_last_backend": None, **vars(self), **state})
+        if "defaults" in state:  # a pickle or copy; torch also calls this inside load_state_dict
+            state = {"segments": None, "_last_backend": None, **state}
+        super().__setstate__(state)
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a checkpoint of this optimizer, or of the torch optimizer it replaces.

@@ -100,7 +100,7 @@ def _check_counts(optimizer: Optimizer, saved: list[dict[str, Any]]) -> None:
 def _merge(
     optimizer: Optimizer, i: int, own: dict[str, Any], saved: dict[str, Any], foreign: bool
 ) -> dict[str, Any]:
-    """Group i as it will be."""
+    """Return group i as the load will set it."""
     for name, harmless in REFUSED.items():
         if saved.get(name, harmless) != harmless:
             raise ValueError(
@@ -109,7 +109,7 @@ def _merge(
             )
     if foreign:
         # Only what means the same there: not lr, which belongs to another rule, nor what a scheduler
-        # has put beside it.
+        # has added.
         taken = {k: saved[k] for k in optimizer.defaults if k in saved and k not in (*OWN, "lr")}
         names = {k: saved[k] for k in ("param_names",) if k in saved}
         merged = {**own, **taken, **names, "params": saved["params"]}
@@ -164,7 +164,7 @@ def _remark(
     groups: list[dict[str, Any]],
     foreign: bool,
 ) -> str:
-    """What a user should know of a checkpoint that is not wholly this optimizer's."""
+    """Return what a user should know about a checkpoint that is not wholly this optimizer's."""
     parts = []
     for i, ((own, saved), group) in enumerate(zip(pairs, groups, strict=True)):
         lacking = [k for k in optimizer.defaults if k not in saved and k not in OWN]

@@ -19,7 +19,7 @@ from tam.segments import Segments
 from tam.sharding import Exchange, ShardGroup, is_dtensor, verdicts_differ
 from tam.step import run_step
 from tam.step.eager import Arithmetic, Bucket, GroupOptions
-from tam.step.fused.support import why_not_fused
+from tam.step.fused.support import missing_kernel, why_not_fused
 from tam.step.fused.tables import FusedTables, TableInputs
 from tam.step.rule import EagerBackend, Rule, damping_of
 
@@ -79,6 +79,8 @@ class TorqueOptimizer(Base):
         may_fuse = may_fuse and not group["differentiable"] and not is_compiling
         if may_fuse and self._fused_step(grad_scale, found_inf):
             return
+        if not is_compiling:
+            self.tables = None  # a Recorder trusts tables as those of the last step
         exchange = None
         if self._is_sharded():
             if is_compiling:
@@ -103,7 +105,7 @@ class TorqueOptimizer(Base):
             run_step(EagerBackend(ops, rule, on_cpu), None, found_inf)
             run_step(EagerBackend(ops, rule, elsewhere), None, found_inf)
             return
-        alignments = [] if exchange is None else self._agreed_alignments(exchange)
+        alignments = [] if exchange is None else self._agree_on_alignments(exchange)
         backend = EagerBackend(ops, rule, buckets, exchange, alignments)
         if run_step(backend, exchange, found_inf) and self.segments.grad_norm is not None:
             self.segments.grad_norm.copy_(backend.norm.detach())
@@ -147,7 +149,6 @@ class TorqueOptimizer(Base):
         ):
             self._last_backend = tables.backend.name
             return True
-        self.tables = None
         must_fuse, reason = self._option("fused"), self._why_not_fused()
         if reason is not None:
             if must_fuse and reason != _IDLE:
@@ -171,7 +172,7 @@ class TorqueOptimizer(Base):
         return False
 
     def _table_inputs(self, exchange: Exchange | None) -> TableInputs:
-        alignments = [] if exchange is None else self._agreed_alignments(exchange)
+        alignments = [] if exchange is None else self._agree_on_alignments(exchange)
         possible_exchange = self._exchange if self._is_sharded() else None
         return TableInputs(
             self.param_groups, self.state, self._state_keys, self._shared_options, self._rule(),
@@ -181,6 +182,8 @@ class TorqueOptimizer(Base):
     def _why_not_fused(self) -> str | None:
         """Return why the next step cannot be the fused one; None if it can."""
         params = [p for group in self.param_groups for p in group["params"]]
+        if params and not self._option("fused") and (missing := missing_kernel(params[0].device)):
+            return missing  # the same at every step, so it must be found quickly
         trained = [p for p in params if p.requires_grad or p.grad is not None]
         if not trained and self.shards is not None:
             return _IDLE
@@ -232,7 +235,7 @@ class TorqueOptimizer(Base):
             return exchange
         return None
 
-    def _agreed_alignments(self, exchange: Exchange) -> list[Tensor]:
+    def _agree_on_alignments(self, exchange: Exchange) -> list[Tensor]:
         """Return s of each segment. Before the first step all ranks communicate to agree on them."""
         if not exchange.has_agreed:
             apart = ("foreach", "fused", "differentiable")  # ranks may do the step with different backends
@@ -285,9 +288,9 @@ class TorqueOptimizer(Base):
             fresh: dict[str, Any] = {"tables": None, "_captured": [], "_exchange": None}
             state = {**groups, **fresh, "segments": segments, "shards": state["_shards"]}
         super().__setstate__(state)
-        if "segments" in state:  # a copy: `copy.copy` would share it with the original
+        if "segments" in state:  # copied once more: `copy.copy` would share it with the original
             self.segments = copy(self.segments)
-        self.segments.attach(self)
+            self.segments.attach(self)
         # A pickle may be older than some options.
         for options in (self.defaults, *self.param_groups):
             for name, value in LATER.items():
@@ -325,7 +328,7 @@ class TorqueOptimizer(Base):
         self.segments.share_alignments(self._saved_alignments(checkpoint))
 
     def _saved_alignments(self, checkpoint: dict[str, Any]) -> dict[Tensor, Tensor]:
-        """Return each parameter's alignment as the checkpoint has it, not cast to the parameter's dtype."""
+        """Return each parameter's alignment in the checkpoint, not cast to the parameter's dtype."""
         alignments = {}
         for p, key in self._saved_keys(checkpoint):
             s = (checkpoint["state"].get(key) or {}).get("alignment")

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from tam.optimizers.torque import TorqueOptimizer
-from tam.sharding import exchange_of, local_gradient, local_tensor
+from tam.sharding import exchange_of, local_tensor, redistribute_gradient
 from tam.step.eager import accumulator_dtype
 from tam.step.fused.support import is_dense
 
@@ -92,7 +92,7 @@ class TorchObserver:
                     continue
                 if p.grad.layout is not torch.strided:
                     raise RuntimeError(f"a recorder needs dense gradients, got one of {p.grad.layout}")
-                g, m = local_gradient(p, p.grad), momentum_of(self.optimizer, p)
+                g, m = redistribute_gradient(p, p.grad), momentum_of(self.optimizer, p)
                 factor = 1 if scale is None else 1 / scale.to(g.device, accumulator_dtype(g.device))
                 if m is not None:
                     self._add(p, Total.MG, dot(m, g) * factor * sign)

@@ -85,7 +85,7 @@ def _list_parameters(exchange: Exchange) -> list[str]:
     for i, p in enumerate(exchange.params):
         if is_dtensor(p):
             mesh: Any = p.device_mesh  # type: ignore[attr-defined]
-            # Plain shards are added over one group, so DTensors beside them must be on one mesh.
+            # Plain shards are added over one group, so DTensors among them must be on one mesh.
             where = "" if exchange.plain_group is None else f" over ranks {mesh.mesh.flatten().tolist()}"
             kind = f"{tuple(p.shape)} {p.dtype} {p.placements}"  # type: ignore[attr-defined]
             listed.append(f"parameter {i} is {kind}{where}")

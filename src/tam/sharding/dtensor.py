@@ -24,7 +24,7 @@ def local_tensor(x: Tensor) -> Tensor:
     return x if wait is None else wait()
 
 
-def local_gradient(p: Tensor, gradient: Tensor) -> Tensor:
+def redistribute_gradient(p: Tensor, gradient: Tensor) -> Tensor:
     """Return this rank's shard of the gradient, placed like the parameter.
 
     A gradient with other placements (`Partial`: each rank has a summand) is redistributed into a new tensor,

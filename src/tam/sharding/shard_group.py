@@ -73,4 +73,5 @@ def set_shards(optimizer: Optimizer, shards: ShardGroup | None) -> None:
 def shards_of(optimizer: Optimizer) -> ShardGroup | None:
     """Return how the plain tensors of an optimizer, wrapped or not, are sharded; None if they are not."""
     inner = unwrap(optimizer)
-    return getattr(inner, "shards", None) or _SHARDS_OF_OTHERS.get(inner)
+    shards = getattr(inner, "shards", None)
+    return shards if isinstance(shards, ShardGroup) else _SHARDS_OF_OTHERS.get(inner)

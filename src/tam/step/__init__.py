@@ -41,7 +41,7 @@ def run_step(backend: Backend, exchange: Exchange | None = None, found_inf: Tens
         # Other ranks may have a verdict if this one has no GradScaler. On a CPU, reading it costs nothing.
         found_inf = sums[-1, FOUND_INF] if found_inf is not None or sums.is_cpu else None
     if found_inf is not None and not backend.skips_on_device and float(found_inf) != 0:
-        return False  # GradScaler waits for the verdict, too
+        return False
     backend.settle(sums)
     backend.update()
     return True

@@ -145,7 +145,7 @@ def _move(
 ):  # fmt: skip
     """Moves one block.
 
-    Launched without contraction: fma stands where torch's own operations round once, so that with fixed
+    Launched without contraction: fma stands where torch's own operations round once, so with fixed
     damping TAM is torch's SGD to the bit.
     """
     g = load_values(g_ptr, o, size, MASKED, "evict_first") * factor

@@ -18,7 +18,7 @@ MANY = 2**26  # elements from which there are large chunks enough for every mult
 SLOTS = 32  # steps whose tables can be on their way to the device
 SPARE = 4  # graphs that can be captured without a step in between
 
-# Before 3.3, triton's compiled kernels take their arguments in another way.
+# Before 3.3, triton's compiled kernels take their arguments differently.
 DIRECT = tuple(map(int, triton.__version__.split(".")[:2])) >= (3, 3)
 
 Launch = Callable[..., None]
@@ -58,7 +58,7 @@ class Launcher:
         if programs is None:
             numbers = (*numbers, self.chunk, min(shape[0], self.chunk))
         addresses = [*map(Tensor.data_ptr, tensors)]
-        # Triton compiles anew for other numbers and for pointers that are no multiples of 16.
+        # Triton compiles again for other numbers and for pointers that are no multiples of 16.
         key = (function, numbers, *[address % 16 for address in addresses])
         launch = self.launches.get(key)
         if launch is not None:
@@ -118,7 +118,7 @@ class PinnedTable:
         self.next, self.copy_done = 0, torch.cuda.Event()  # type: ignore[no-untyped-call]
 
     def for_capture(self) -> GraphTable:
-        """A table of a graph's own, of this one's size."""
+        """Return a table of this one's size that belongs to a graph."""
         if not self.spare:
             raise RuntimeError(f"{SPARE} graphs were captured in a row: take a step outside of them first")
         return GraphTable(self.spare.pop(), self.device)

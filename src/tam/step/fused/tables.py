@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tam.sharding import Exchange, ShardGroup, is_dtensor, local_gradient, local_tensor
+from tam.sharding import Exchange, ShardGroup, is_dtensor, local_tensor, redistribute_gradient
 from tam.step import run_step
 from tam.step.eager import GroupOptions
 from tam.step.fused import FusedBackend, cpu, support
@@ -296,7 +296,7 @@ class FusedTables:
         grads: list[Any] = [*map(_grad_of, self.params)]
         if self.has_dtensors:
             grads = [
-                g if g is None or g.layout is not torch.strided else local_gradient(p, g)
+                g if g is None or g.layout is not torch.strided else redistribute_gradient(p, g)
                 for p, g in zip(self.params, grads, strict=True)
             ]
         present = grads
@@ -321,18 +321,18 @@ class FusedTables:
                 table.update(grads, present, addresses, copies, self._upload_gradients)
                 eager_options, self._options = self._options, []
                 try:
-                    self._run(groups, norm, grad_scale, found_inf)
+                    self._launch(groups, norm, grad_scale, found_inf)
                 finally:
                     self._options = eager_options
             captured.append((self, copies))
         else:
             self._gradients.update(grads, present, addresses, copies, self._upload_gradients)
-            self._run(groups, norm, grad_scale, found_inf)
+            self._launch(groups, norm, grad_scale, found_inf)
         moved = [p for p, g in zip(self.params, grads, strict=True) if g is not None]
         torch.autograd.graph.increment_version(moved)  # as an operation of torch would
         return True
 
-    def _run(
+    def _launch(
         self, groups: list[GroupOptions], norm: Tensor, grad_scale: Tensor | None, found_inf: Tensor | None
     ) -> None:
         """Run the kernels, with the options as they are now."""
