@@ -88,6 +88,7 @@ def match(optimizer: Optimizer, to: type[T], **options: object) -> T:
         return handover(optimizer, to, **options)  # type: ignore[arg-type]
     except NoRuleError as error:
         # Its remedies are for an optimizer that the user has.
+        remedy = f": leave {error.option} out" if error.option else ""
         raise ValueError(
-            f"{to.__name__} cannot match this {type(optimizer).__name__}: {error.reason}"
+            f"{to.__name__} cannot match this {type(optimizer).__name__}: {error.reason}{remedy}"
         ) from None

@@ -35,12 +35,13 @@ _ON_MISSING_CORRECTIONS = "bias_correction=True: there are no corrections of Ada
 class NoRuleError(ValueError):
     """There is no rule for this, but there is a way out.
 
-    `setting` is the assignment to the first optimizer that would give a rule, where there is one.
+    `option` is the option that has no rule, `setting` the assignment to the first optimizer that would turn
+    it off, where there is one.
     """
 
-    def __init__(self, reason: str, remedy: str, setting: str = "") -> None:
+    def __init__(self, reason: str, remedy: str, option: str = "", setting: str = "") -> None:
         super().__init__(f"{reason}: {remedy}")
-        self.reason, self.setting = reason, setting
+        self.reason, self.option, self.setting = reason, option, setting
 
 
 def explain_handover(
@@ -90,7 +91,8 @@ def explain_handover(
     if not isinstance(optimizer, Optimizer):
         raise TypeError(f"optimizer must be a torch.optim.Optimizer, got a {type(optimizer).__name__}")
     if not (isinstance(to, type) and issubclass(to, Optimizer)):
-        raise TypeError(f"to must be an optimizer class, got {to!r}")
+        got = f"the class {to.__name__}" if isinstance(to, type) else f"a {type(to).__name__} object"
+        raise TypeError(f"to must be an optimizer class such as tam.TAM, got {got}")
     source = type(optimizer)
     if isinstance(getattr(optimizer, "optimizer", None), Optimizer):
         raise TypeError(f"{source.__name__} wraps another optimizer: hand over its `.optimizer`")
@@ -166,6 +168,7 @@ def refuse_options(i: int, cls: type[Optimizer], group: ParamGroup, remedy: str)
                 f"group {i}: {cls.__name__} has {name}={group[name]!r}, for which there is no rule "
                 f"({_WHY_REFUSED[name]})",
                 remedy.format(name=name, harmless=harmless, setting=setting),
+                name,
                 setting,
             )
 
@@ -226,6 +229,7 @@ class _GroupChange:
                 f"{self.source.__name__} and {kinds[is_now]} in {self.to.__name__}, and no rule leads from "
                 "one to the other",
                 "give weight_decay=",
+                "weight_decay",
             )
         factor = self.factor()
         return decay / factor if factor else decay
