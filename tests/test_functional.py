@@ -187,7 +187,10 @@ BAD: list[tuple[Any, str]] = [
     (lambda p, s: functional.tam(p, p, s, momentumm=0.9), "momentumm"),
     (lambda p, s: functional.tam(p, p, s, lr="0.1"), 'lr must be .*got "0.1"'),
     (lambda p, s: functional.tam(p, p, s, smoothing=2.0), "smoothing must be .*got 2.0"),
-    (lambda p, s: functional.tam(p, p, s, scope="tensor"), r'another scope: use init_tam\(params, scope="tensor"\)'),
+    (
+        lambda p, s: functional.tam(p, p, s, scope="tensor"),
+        r'another scope: use init_tam\(params, scope="tensor"\)',
+    ),
     (lambda p, s: functional.tam(p, p[:1], s), "2 parameters, but 1 of gradient"),
     (lambda p, s: functional.tam(p, [p[0], None], s), "parameter 1 has shape .*its gradient None"),
     (lambda p, s: functional.tam(p, [p[0], p[0]], s), "its gradient \\(3, 5\\)"),

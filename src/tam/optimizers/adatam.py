@@ -163,8 +163,8 @@ class AdaTAM(TorqueOptimizer):
 
         Args:
             optimizer: torch's Adam or AdamW, with or without steps taken
-            options: those of `tam.handover`: `buffers`, `lr`, `alignment`, `scheduler`, `verbose`, and options
-                of the new optimizer
+            options: those of `tam.handover`: `buffers`, `lr`, `alignment`, `scheduler`, `verbose`, and
+                options of the new optimizer
 
         Raises:
             TypeError: if `optimizer` is neither of the two

@@ -120,8 +120,8 @@ class TAM(TorqueOptimizer):
 
         Args:
             optimizer: torch's SGD, with or without steps taken
-            options: those of `tam.handover`: `buffers`, `lr`, `alignment`, `scheduler`, `verbose`, and options
-                of the new optimizer
+            options: those of `tam.handover`: `buffers`, `lr`, `alignment`, `scheduler`, `verbose`, and
+                options of the new optimizer
 
         Raises:
             TypeError: if `optimizer` is no SGD

@@ -59,20 +59,20 @@ def explain_handover(
     A REPL or a notebook shows the plan, which says what `handover` would do, and why. In a script, print it.
 
     Args:
-        optimizer: As for `handover`, like all other arguments.
-        to: The class to change to.
-        buffers: What happens to the buffers.
-        lr: The lr of all groups, instead of the transferred one.
-        alignment: $s^*$.
-        scheduler: The scheduler to re-attach.
-        **options: Options of the new optimizer.
+        optimizer: as for `handover`, like all other arguments
+        to: the class to change to
+        buffers: what happens to the buffers
+        lr: the lr of all groups, instead of the transferred one
+        alignment: $s^*$
+        scheduler: the scheduler to re-attach
+        options: options of the new optimizer
 
     Returns:
         The plan, whose `repr` explains it.
 
     Raises:
-        TypeError: Where `handover` would.
-        ValueError: Where `handover` would.
+        TypeError: where `handover` would
+        ValueError: where `handover` would
 
     Example:
         >>> import torch, tam
@@ -91,8 +91,7 @@ def explain_handover(
     if not isinstance(optimizer, Optimizer):
         raise TypeError(f"optimizer must be a torch.optim.Optimizer, got a {type(optimizer).__name__}")
     if not (isinstance(to, type) and issubclass(to, Optimizer)):
-        got = f"the class {to.__name__}" if isinstance(to, type) else f"a {type(to).__name__} object"
-        raise TypeError(f"to must be an optimizer class such as tam.TAM, got {got}")
+        raise TypeError(f"to must be an optimizer class such as tam.TAM, got {_kind_of(to)}")
     source = type(optimizer)
     if isinstance(getattr(optimizer, "optimizer", None), Optimizer):
         raise TypeError(f"{source.__name__} wraps another optimizer: hand over its `.optimizer`")
@@ -135,6 +134,11 @@ def explain_handover(
         schedulers=convert_schedulers(schedulers, factors, before, after),
         shards=shards_of(optimizer), notes=tuple(notes),
     )  # fmt: skip
+
+
+def _kind_of(x: object) -> str:
+    """Return a few words for a message: an optimizer's repr has many lines."""
+    return f"the class {x.__name__}" if isinstance(x, type) else f"a {type(x).__name__} object"
 
 
 def has_rule(source: type[Optimizer], to: type[Optimizer]) -> bool:
