@@ -106,3 +106,8 @@ def test_parts_with_extras_are_imported_when_asked_for() -> None:
     subprocess.run([sys.executable, "-c", code], check=True)
     with pytest.raises(AttributeError, match="has no attribute 'optix'"):
         tam.optix  # type: ignore[attr-defined]  # noqa: B018
+
+
+def test_a_removed_module_names_its_successor() -> None:
+    with pytest.raises(AttributeError, match=r"use tam\.available_kernels\(\)"):
+        tam.kernels  # type: ignore[attr-defined]  # noqa: B018

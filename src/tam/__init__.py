@@ -33,4 +33,6 @@ def __getattr__(name: str) -> Any:
     """Import `tam.optax`, `tam.integrations` and the alias `tam.distributed` when they are asked for."""
     if name in ("distributed", "integrations", "optax"):
         return import_module(f"tam.{name}")
+    if name == "kernels":
+        raise AttributeError("tam.kernels was removed: use tam.available_kernels() and optimizer.backend")
     raise AttributeError(f"module 'tam' has no attribute {name!r}")

@@ -92,6 +92,8 @@ def init_tam(params: Tensors, *, scope: Scope = "global") -> TAMState:
         scope: the scope that the steps will have
 
     Example:
+        >>> import torch
+        >>> from tam.functional import init_tam
         >>> init_tam([torch.ones(2)])
         TAMState(momentum_buffer=[tensor([0., 0.])], alignment=tensor(0.))
     """
@@ -106,6 +108,8 @@ def init_adatam(params: Tensors, *, scope: Scope = "global") -> AdaTAMState:
         scope: the scope that the steps will have
 
     Example:
+        >>> import torch
+        >>> from tam.functional import init_adatam
         >>> init_adatam({"w": torch.ones(2), "b": torch.ones(1)}, scope="tensor").alignment
         tensor([0., 0.])
     """
@@ -121,6 +125,8 @@ def init_angular_grad(params: Tensors, *, vote: bool = False) -> AngularGradStat
         vote: the `vote` that the steps will have
 
     Example:
+        >>> import torch
+        >>> from tam.functional import init_angular_grad
         >>> init_angular_grad([torch.ones(1)]).angle
         [tensor([1.5708])]
     """
@@ -169,6 +175,8 @@ def tam(
         ValueError: if an option has a wrong value, or parameters, gradients and state do not match
 
     Example:
+        >>> import torch
+        >>> from tam.functional import init_tam, tam
         >>> params, grads = {"w": torch.ones(2)}, {"w": torch.tensor([1.0, 0.0])}
         >>> params, state = tam(params, grads, init_tam(params), lr=0.2)  # no momentum yet: d = 1/2
         >>> params, state.alignment
@@ -181,6 +189,7 @@ def tam(
         "lr": lr, "momentum": momentum, "floor": floor, "weight_decay": weight_decay, "maximize": maximize,
     }  # fmt: skip
     options = scope, smoothing, gain, max_grad_norm
+    _check_state(state, TAMState, "init_tam")
     theta, (m,), s = _torque_step(params, grads, state, group, ["momentum_buffer"], *options)
     return theta, TAMState(m, s)
 
@@ -226,6 +235,8 @@ def adatam(
         ValueError: if an option has a wrong value, or parameters, gradients and state do not match
 
     Example:
+        >>> import torch
+        >>> from tam.functional import adatam, init_adatam
         >>> params, grads = [torch.ones(2)], [torch.tensor([1.0, -1.0])]
         >>> params, state = adatam(params, grads, init_adatam(params), lr=0.1, bias_correction=True)
         >>> params, state.step
@@ -236,6 +247,7 @@ def adatam(
         "maximize": maximize,
     }  # fmt: skip
     options = scope, smoothing, gain, max_grad_norm, True, decoupled, ema, bias_correction
+    _check_state(state, AdaTAMState, "init_adatam")
     theta, (m, v), s = _torque_step(params, grads, state, group, ["exp_avg", "exp_avg_sq"], *options)
     return theta, AdaTAMState(state.step + 1, m, v, s)
 
@@ -273,6 +285,8 @@ def adatamw(
         The new parameters, in the form of `params`, and the new state.
 
     Example:
+        >>> import torch
+        >>> from tam.functional import adatamw, init_adatam
         >>> params, grads = [torch.ones(2)], [torch.zeros(2)]
         >>> params, state = adatamw(params, grads, init_adatam(params), lr=0.1, weight_decay=0.5)
         >>> params
@@ -320,6 +334,8 @@ def angular_grad(
         ValueError: if an option has a wrong value, or parameters, gradients and state do not match
 
     Example:
+        >>> import torch
+        >>> from tam.functional import angular_grad, init_angular_grad
         >>> params, grads = [torch.zeros(2)], [torch.tensor([1e-3, 1.0])]  # A = 0 and 45 degrees
         >>> params, state = angular_grad(params, grads, init_angular_grad(params), lr=1.0, eps=0.0)
         >>> params
@@ -328,6 +344,7 @@ def angular_grad(
     group = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "maximize": maximize}
     check_options({"method": method, "vote": vote})
     keys = ["exp_avg", "exp_avg_sq", "previous_grad", "angle", *(["coefficient"] if vote else [])]
+    _check_state(state, AngularGradState, "init_angular_grad")
     buckets = _buckets(params, grads, state, group, keys)
     angular.take_step(PURE, method, vote, buckets)
     columns = [_collect(params, buckets, key) for key in keys]
@@ -362,6 +379,13 @@ def _is_by_tensor(scope: Scope) -> bool:
 def _check(options: Mapping[str, object]) -> None:
     """Check the options whose values are known; a tensor may be one of vmap's."""
     check_options({name: value for name, value in options.items() if not isinstance(value, Tensor)})
+
+
+def _check_state(state: object, kind: type, init: str) -> None:
+    """Raise if the state is of another function."""
+    if not isinstance(state, kind):
+        article = "a" if kind is TAMState else "an"
+        raise ValueError(f"state must be {article} {kind.__name__} from {init}, got {type(state).__name__}")
 
 
 def _by_name(tensors: Tensors) -> dict[object, Tensor]:
@@ -408,12 +432,17 @@ def _buckets(
 ) -> list[Bucket]:  # fmt: skip
     _check(group)
     theta = _list(params)
+    for name, tensors in (("grads", grads), *((f"state.{key}", getattr(state, key)) for key in keys)):
+        if isinstance(params, Mapping) != isinstance(tensors, Mapping):
+            forms = f"params is a {type(params).__name__} and {name} is a {type(tensors).__name__}"
+            raise ValueError(f"{forms}: give both in the same form")
     gradients = _column(params, grads, "gradient")
     columns = {key: _column(params, getattr(state, key), key) for key in keys}
     if not isinstance(state, AngularGradState):
         s, shape = state.alignment, (len(theta),) if _is_by_tensor(scope) else ()
         if s.shape != shape:
-            raise ValueError(f"alignment has shape {tuple(s.shape)}: that is another scope than {scope!r}")
+            init = "init_tam" if isinstance(state, TAMState) else "init_adatam"
+            raise ValueError(f'the state was made for another scope: use {init}(params, scope="{scope}")')
         columns["alignment"] = list(s.unbind()) if shape else [s] * len(theta)
     if not isinstance(state, TAMState):
         columns["step"] = [state.step] * len(theta)

@@ -27,11 +27,11 @@ class Barrier:
     r"""The losses on the line from a ($t = 0$) to b ($t = 1$), and their largest rise above the baseline.
 
     Attributes:
-        height: The largest $L(t) - \mathrm{base}(t)$ of all points, the ends included.
-        t: The first point with that rise.
-        ts: The points, ascending from 0 to 1.
-        losses: The loss at each of `ts`.
-        baseline: "mean" or "linear".
+        height: the largest $L(t) - \mathrm{base}(t)$ of all points, the ends included
+        t: the first point with that rise
+        ts: the points, ascending from 0 to 1
+        losses: the loss at each of `ts`
+        baseline: "mean" or "linear"
     """
 
     height: float
@@ -52,21 +52,21 @@ def interpolate(a: Model, b: Model, t: float, *, batches: Iterable[object] | Non
     - What is no tensor (a module's attributes and extra state) is a's. Tied parameters stay tied.
 
     Args:
-        a: A module or a state dict.
-        b: A module of the same architecture, or a state dict with the same names, shapes and dtypes.
-        t: The point on the line. Outside of [0, 1] it extrapolates.
-        batches: For modules: inputs from which the statistics of the batch-norm layers are estimated, at
+        a: a module or a state dict
+        b: a module of the same architecture, or a state dict with the same names, shapes and dtypes
+        t: the point on the line. Outside of [0, 1] it extrapolates
+        batches: for modules: inputs from which the statistics of the batch-norm layers are estimated, at
             $t = 0$ and $t = 1$ too, as the plain average over the batches, with every other layer in
             evaluation mode. A batch is a tensor, a tuple or list whose first entry is the input, or a dict of
             keyword arguments. Its tensors are moved to the device of the model's first parameter. A layer
-            that no batch reaches keeps its interpolated statistics.
+            that no batch reaches keeps its interpolated statistics
 
     Returns:
         A new module with a's device, modes and `requires_grad`, or a new state dict.
 
     Raises:
-        TypeError: a and b are not two modules or two state dicts, or `t` or `batches` has the wrong type.
-        ValueError: The parameters of a and b do not match, `t` is not finite or `batches` is empty.
+        TypeError: if a and b are not two modules or two state dicts, or `t` or `batches` has the wrong type
+        ValueError: if the parameters of a and b do not match, `t` is not finite or `batches` is empty
 
     Example:
         >>> import torch
@@ -123,22 +123,22 @@ def barrier(
     then the first such point.
 
     Args:
-        a: A module or a state dict.
-        b: A module of the same architecture, or a state dict with the same names, shapes and dtypes.
-        evaluate: Returns the loss of a model, a number or a 0-dim tensor. It gets a fresh copy each time, in
+        a: a module or a state dict
+        b: a module of the same architecture, or a state dict with the same names, shapes and dtypes
+        evaluate: returns the loss of a model, a number or a 0-dim tensor. It gets a fresh copy each time, in
             the modes of a (call `a.eval()` first, unless you want the loss in training mode), and runs under
-            `torch.no_grad()`.
-        points: The number of equally spaced points, the ends included, or the points in [0, 1]; the ends are
-            added.
-        baseline: What the loss is compared with.
-        batches: See `interpolate`. They are read once per point, so they must not be an iterator.
+            `torch.no_grad()`
+        points: the number of equally spaced points, the ends included, or the points in [0, 1]; the ends are
+            added
+        baseline: what the loss is compared with
+        batches: see `interpolate`. They are read once per point, so they must not be an iterator
 
     Returns:
         The height, where it is, and all losses.
 
     Raises:
-        TypeError: `batches` is an iterator, `evaluate` does not return a number, or see `interpolate`.
-        ValueError: `baseline` or `points` is out of range, or see `interpolate`.
+        TypeError: if `batches` is an iterator, `evaluate` does not return a number, or see `interpolate`
+        ValueError: if `baseline` or `points` is out of range, or see `interpolate`
 
     Example:
         >>> import torch

@@ -21,12 +21,12 @@ class OptimizerInfo:
     """An optimizer as the paper uses it.
 
     Attributes:
-        name: Its name on the command line.
-        title: Its name in the paper.
-        cls: Its class.
-        lr: The paper's best lr on CIFAR-10 with ResNet18; None if the paper states none.
-        lr_grid: The paper's grid of learning rates.
-        options: The paper's options, where they are not the defaults of the class.
+        name: its name on the command line
+        title: its name in the paper
+        cls: its class
+        lr: the paper's best lr on CIFAR-10 with ResNet18; None if the paper states none
+        lr_grid: the paper's grid of learning rates
+        options: the paper's options, where they are not the defaults of the class
     """
 
     name: str
@@ -45,11 +45,11 @@ class OptimizerInfo:
         """Return the optimizer with the paper's options.
 
         Args:
-            params: Parameters, named parameters or groups of either.
-            **options: Options in place of the paper's, `lr` among them.
+            params: parameters, named parameters or groups of either
+            options: options in place of the paper's, `lr` among them
 
         Raises:
-            ValueError: If the paper states no lr and none is given.
+            ValueError: if the paper states no lr and none is given
         """
         lr = options.pop("lr", self.lr)
         if lr is None:
@@ -78,10 +78,10 @@ def get(name: str) -> OptimizerInfo:
     """Return the optimizer of this name.
 
     Args:
-        name: A key of `OPTIMIZERS`, in upper or lower case.
+        name: a key of `OPTIMIZERS`, in upper or lower case
 
     Raises:
-        ValueError: If there is none of this name.
+        ValueError: if there is none of this name
 
     Example:
         >>> import tam

@@ -460,6 +460,8 @@ def test_what_was_not_recorded_and_sparse_gradients() -> None:
     recorder = tam.Recorder(sgd, ["alignment"])
     with pytest.raises(ValueError, match=r'quantity must be .*\(alignment\), got "grad_norm"'):
         recorder["grad_norm"]
+    with pytest.raises(ValueError, match=r'no quantity "foo"; there are step, alignment$'):
+        recorder["foo"]  # type: ignore[index]
     params_of(sgd)[0].grad = torch.sparse_coo_tensor([[0]], [[1.0, 2.0]], (3, 2))
     with pytest.raises(RuntimeError, match=r"dense gradients, got .*sparse_coo"):
         sgd.step()

@@ -105,6 +105,10 @@ def test_from_sgd_doubles_lr_and_starts_at_the_given_alignment() -> None:
     assert float(tam.TAM.from_sgd(first, alignment=0.25).alignment) == 0.25
     with pytest.raises(TypeError, match="from_sgd takes torch's SGD, not TAM"):
         tam.TAM.from_sgd(new)
+    with pytest.raises(TypeError, match=r"not Adam: use tam\.AdaTAM\.from_adam, or tam\.handover"):
+        tam.TAM.from_sgd(make(Adam))
+    with pytest.raises(TypeError, match=r"not SGD: use tam\.TAM\.from_sgd, or tam\.handover"):
+        tam.AdaTAM.from_adam(first)
 
 
 def test_floor_half_and_smoothing_one_change_nothing() -> None:
@@ -412,7 +416,8 @@ def test_coupled_and_decoupled_decay_do_not_become_each_other_silently() -> None
     [
         ({"buffers": "rescaled"}, ValueError, 'buffers must be "keep", "rescale" or "fresh", got "rescaled"'),
         ({"alignment": -1.0}, ValueError, r"alignment must be a number in \(-1, 1\]"),
-        ({"to": "tam"}, TypeError, "to must be an optimizer class, got 'tam'"),
+        ({"to": "tam"}, TypeError, "to must be an optimizer class such as tam.TAM, got a str object"),
+        ({"to": make(tam.TAM)}, TypeError, "got a TAM object$"),
         ({"optimizer": SGD}, TypeError, "optimizer must be"),
         ({"smoothness": 0.5}, TypeError, r"options must be those of TAM \(.*smoothing.*\), got smoothness="),
         ({"smoothing": 2.0}, ValueError, "smoothing.*2.0"),

@@ -14,7 +14,7 @@ def has_readings(optimizer: object) -> bool:
     """Return True if the optimizer that takes the next step has an alignment.
 
     Args:
-        optimizer: Any optimizer, a `tam.Warmup`, or a wrapper such as accelerate's or Lightning's.
+        optimizer: any optimizer, a `tam.Warmup`, or a wrapper such as accelerate's or Lightning's
 
     Example:
         >>> import torch, tam
@@ -29,7 +29,7 @@ def may_have_readings(optimizer: object) -> bool:
     """Return True if the optimizer has an alignment now, or is a `tam.Warmup`, which may have one later.
 
     Args:
-        optimizer: Any optimizer, a `tam.Warmup`, or a wrapper such as accelerate's or Lightning's.
+        optimizer: any optimizer, a `tam.Warmup`, or a wrapper such as accelerate's or Lightning's
 
     Example:
         >>> import torch, tam
@@ -47,7 +47,7 @@ def readings(optimizer: object) -> dict[str, Tensor]:
 
     Args:
         optimizer: `tam.TAM`, `tam.AdaTAM` or `tam.AdaTAMW`, a `tam.Warmup`, or a wrapper such as accelerate's
-            or Lightning's.
+            or Lightning's
 
     Returns:
         0-dim tensors on the optimizer's device: `tam/alignment`, `tam/damping`, and `tam/grad_norm` if the
@@ -55,7 +55,7 @@ def readings(optimizer: object) -> dict[str, Tensor]:
         `tam/alignment_max` give the range. Empty while a Warmup uses an optimizer without an alignment.
 
     Raises:
-        TypeError: The optimizer has no alignment.
+        TypeError: if the optimizer has no alignment
 
     Example:
         >>> import torch, tam

@@ -55,7 +55,7 @@ class TorqueCallback(TrainerCallback):
         """Put the trainer's TorqueCallback, or a new one, before its reporters.
 
         Args:
-            trainer: The Trainer, before training.
+            trainer: the Trainer, before training
 
         Returns:
             The callback.

@@ -48,8 +48,9 @@ class AdaTAM(TorqueOptimizer):
             a warning if lr is on Adam's scale (1e-3 or more) and not on AdaTAM's
         max_grad_norm: clip the gradient to this norm within the step, as `clip_grad_norm_` does
         maximize: ascend instead of descend
-        foreach: step over lists of tensors (True), tensor by tensor (False), or choose (None)
-        fused: step in one kernel (True), not so (False), or if possible (None)
+        foreach: True steps over lists of tensors, False tensor by tensor; None chooses
+        fused: True uses the fused kernel, or raises if it cannot; False never uses it; None uses it if
+            possible
         capturable: keep the step count on the device, as CUDA graphs need it
         differentiable: let autograd go through the step
         shard_group: the ranks over which plain tensors are sharded; see docs/distributed.md
@@ -141,7 +142,7 @@ class AdaTAM(TorqueOptimizer):
             options: AdaTAM's own options, such as `scope` or `max_grad_norm`
 
         Raises:
-            ValueError: if `amsgrad` is set, for which there is no rule.
+            ValueError: if `amsgrad` is set, for which there is no rule
 
         Example:
             >>> import torch, tam
@@ -158,18 +159,16 @@ class AdaTAM(TorqueOptimizer):
 
     @classmethod
     def from_adam(cls, optimizer: Optimizer, **options: object) -> Self:
-        """Return this optimizer in place of torch's Adam or AdamW, with its groups and buffers.
-
-        This is `tam.handover(optimizer, cls, **options)`.
+        """Return this optimizer in place of torch's Adam or AdamW: the short form of `tam.handover`.
 
         Args:
-            optimizer: A `torch.optim.Adam` or `torch.optim.AdamW`.
-            **options: What `tam.handover` takes: `buffers`, `lr`, `alignment`, `scheduler`, `verbose`, and
-                options of the new optimizer.
+            optimizer: torch's Adam or AdamW, with or without steps taken
+            options: those of `tam.handover`: `buffers`, `lr`, `alignment`, `scheduler`, `verbose`, and
+                options of the new optimizer
 
         Raises:
-            TypeError: If `optimizer` is neither of the two.
-            ValueError: If there is no rule for one of Adam's options; the message says what to do.
+            TypeError: if `optimizer` is neither of the two
+            ValueError: if there is no rule for one of its options; the message says what to do
 
         Example:
             >>> import torch, tam
@@ -178,9 +177,12 @@ class AdaTAM(TorqueOptimizer):
             0.0002
         """
         if not isinstance(optimizer, (torch.optim.Adam, torch.optim.AdamW)):
-            raise TypeError(
-                f"from_adam takes torch's Adam or AdamW, not {type(optimizer).__name__}: use tam.handover"
-            )
+            if isinstance(optimizer, torch.optim.SGD):
+                instead = "tam.TAM.from_sgd, or tam.handover(..., lr=...)"
+            else:
+                instead = "tam.handover"
+            name = type(optimizer).__name__
+            raise TypeError(f"from_adam takes torch's Adam or AdamW, not {name}: use {instead}")
         return handover(optimizer, cls, **options)  # type: ignore[arg-type]
 
 
@@ -193,8 +195,26 @@ class AdaTAMW(AdaTAM):
 
     Args:
         params: parameters, named parameters or groups of either
-        lr: $\eta$; all other options but the next one are those of `AdaTAM`
-        weight_decay: $\lambda$, decoupled
+        lr: $\eta$, a float or a tensor
+        betas: $(\beta_1, \beta_2)$
+        eps: c, added to the denominator
+        weight_decay: $\lambda$, decoupled: the weights are multiplied by $1 - \eta \lambda$ before the step
+        smoothing: $\gamma$, the decay rate of the smoothed cosine s; 1 keeps s at 0
+        floor: $\epsilon$, the smallest weight of a new gradient
+        scope: what one cosine is taken over: all parameters ("global"), a group or a tensor
+        gain: factor of s in the damping; 1 is the paper's rule, 0 keeps the damping at 1/2
+        ema: $m \leftarrow (1 - w) m + w g$ with $w = \epsilon + d$, the paper's AdaTAM2; $\beta_1$ is unused
+        bias_correction: divide v by $1 - \beta_2^t$, as Adam does; the paper does not. None is False, with
+            a warning if lr is on Adam's scale (1e-3 or more) and not on AdaTAM's
+        max_grad_norm: clip the gradient to this norm within the step, as `clip_grad_norm_` does
+        maximize: ascend instead of descend
+        foreach: True steps over lists of tensors, False tensor by tensor; None chooses
+        fused: True uses the fused kernel, or raises if it cannot; False never uses it; None uses it if
+            possible
+        capturable: keep the step count on the device, as CUDA graphs need it
+        differentiable: let autograd go through the step
+        shard_group: the ranks over which plain tensors are sharded; see docs/distributed.md
+        whole_tensors: each of those tensors is on one rank whole, as with ZeroRedundancyOptimizer
 
     Example:
         >>> import torch, tam
@@ -240,7 +260,7 @@ class AdaTAMW(AdaTAM):
             options: AdaTAMW's own options, such as `scope` or `max_grad_norm`
 
         Raises:
-            ValueError: if `amsgrad` is set, for which there is no rule.
+            ValueError: if `amsgrad` is set, for which there is no rule
 
         Example:
             >>> import torch, tam

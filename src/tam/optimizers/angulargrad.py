@@ -38,7 +38,7 @@ class AngularGrad(Base):
             of a tensor are replaced only if fewer of its coordinates exceed the stored angle than do not. In
             practice that never happens, $\phi$ stays 1/2, and the step is Adam's at half the lr
         maximize: ascend instead of descend
-        foreach: step over lists of tensors (True), tensor by tensor (False), or choose (None)
+        foreach: True steps over lists of tensors, False tensor by tensor; None chooses
         capturable: keep the step count on the device, as CUDA graphs need it
         differentiable: let autograd go through the step
 

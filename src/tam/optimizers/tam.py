@@ -41,8 +41,9 @@ class TAM(TorqueOptimizer):
         gain: factor of s in the damping; 1 is the paper's rule, 0 keeps the damping at 1/2
         max_grad_norm: clip the gradient to this norm within the step, as `clip_grad_norm_` does
         maximize: ascend instead of descend
-        foreach: step over lists of tensors (True), tensor by tensor (False), or choose (None)
-        fused: step in one kernel (True), not so (False), or if possible (None)
+        foreach: True steps over lists of tensors, False tensor by tensor; None chooses
+        fused: True uses the fused kernel, or raises if it cannot; False never uses it; None uses it if
+            possible
         capturable: accepted for the sake of torch's callers; TAM keeps no step count
         differentiable: let autograd go through the step
         shard_group: the ranks over which plain tensors are sharded; see docs/distributed.md
@@ -119,7 +120,12 @@ class TAM(TorqueOptimizer):
 
         Args:
             optimizer: torch's SGD, with or without steps taken
-            options: those of `tam.handover`
+            options: those of `tam.handover`: `buffers`, `lr`, `alignment`, `scheduler`, `verbose`, and
+                options of the new optimizer
+
+        Raises:
+            TypeError: if `optimizer` is no SGD
+            ValueError: if there is no rule for one of its options; the message says what to do
 
         Example:
             >>> import torch, tam
@@ -128,5 +134,9 @@ class TAM(TorqueOptimizer):
             0.2
         """
         if not isinstance(optimizer, torch.optim.SGD):
-            raise TypeError(f"from_sgd takes torch's SGD, not {type(optimizer).__name__}: use tam.handover")
+            if isinstance(optimizer, (torch.optim.Adam, torch.optim.AdamW)):
+                instead = "tam.AdaTAM.from_adam, or tam.handover(..., lr=...)"
+            else:
+                instead = "tam.handover"
+            raise TypeError(f"from_sgd takes torch's SGD, not {type(optimizer).__name__}: use {instead}")
         return handover(optimizer, cls, **options)  # type: ignore[arg-type]

@@ -18,7 +18,14 @@ from tam._wrappers import layers, unwrap
 from tam.options import up_to_one
 from tam.recorder.measure import Backend, Measure, Observer, TorchObserver, params_of
 from tam.recorder.outputs import JsonlFile, Row, flatten_row, open_writer, to_json_line, write_scalars
-from tam.recorder.quantities import Quantity, choose_quantities, read_alignments, read_rows, required_measures
+from tam.recorder.quantities import (
+    QUANTITIES,
+    Quantity,
+    choose_quantities,
+    read_alignments,
+    read_rows,
+    required_measures,
+)
 from tam.recorder.ring import Block
 from tam.sharding import is_dtensor, shards_of
 from tam.step.fused.support import why_not_fused
@@ -66,17 +73,17 @@ class Recorder:
 
     Args:
         optimizer: TAM, AdaTAM, AdaTAMW, AngularGrad, torch's SGD, Adam or AdamW, or a `tam.Warmup` of two of
-            them, which the recorder follows across its switch. Wrappers such as accelerate's are unwrapped.
-        quantities: One or several of the quantities above. Default: all that the optimizer has.
-        every: Record every so many steps.
-        capacity: The number of recorded steps that the ring buffer holds.
-        smoothing: $\gamma$ of $s$ for optimizers that have no alignment.
-        jsonl: A file. Each time the buffer is fetched, the recorder appends one line per recorded step.
-        tensorboard: A `SummaryWriter`, or a folder for a new one, written to at the same times.
+            them, which the recorder follows across its switch. Wrappers such as accelerate's are unwrapped
+        quantities: one or several of the quantities above. Default: all that the optimizer has
+        every: record every so many steps
+        capacity: the number of recorded steps that the ring buffer holds
+        smoothing: $\gamma$ of $s$ for optimizers that have no alignment
+        jsonl: a file. Each time the buffer is fetched, the recorder appends one line per recorded step
+        tensorboard: a `SummaryWriter`, or a folder for a new one, written to at the same times
 
     Raises:
-        TypeError: The optimizer is of another class.
-        ValueError: The optimizer does not have one of the quantities, or another option is out of range.
+        TypeError: if the optimizer is of another class
+        ValueError: if the optimizer does not have one of the quantities, or another option is out of range
 
     Example:
         >>> import torch, tam
@@ -138,14 +145,16 @@ class Recorder:
         """Return a quantity, or the numbers of the recorded steps.
 
         Args:
-            quantity: One of `quantities`, or "step". The first step is 1.
+            quantity: one of `quantities`, or "step". The first step is 1
 
         Returns:
             A CPU tensor [steps], or [steps, segments or groups] if there are several.
         """
         if quantity != "step" and quantity not in self.quantities:
-            choose_quantities(self.optimizer, quantity)  # raises if it cannot be recorded
             names = ", ".join(self.quantities)
+            if quantity not in QUANTITIES:
+                raise ValueError(f'no quantity "{quantity}"; there are step, {names}')
+            choose_quantities(self.optimizer, quantity)  # raises if it cannot be recorded
             raise ValueError(f'quantity must be among the recorded ones ({names}), got "{quantity}"')
         values = [row[quantity] for row in self.rows()]
         width = max((len(value) for value in values if isinstance(value, list)), default=1)
@@ -197,8 +206,8 @@ class Recorder:
         """Draw a quantity by step with matplotlib. The default is the paper's figure of $s_t$.
 
         Args:
-            quantity: One of `quantities`. More than 8 segments or groups are drawn as their mean and range.
-            ax: The axes to draw into. Default: new ones.
+            quantity: one of `quantities`. More than 8 segments or groups are drawn as their mean and range
+            ax: the axes to draw into. Default: new ones
         """
         values, x = self[quantity], self["step"].tolist()
         try:
@@ -260,7 +269,7 @@ class Recorder:
         """Go on where another recorder stopped. Removes the lines of later steps from the jsonl file.
 
         Raises:
-            RuntimeError: This recorder has recorded steps already.
+            RuntimeError: if this recorder has recorded steps already
         """
         if self._blocks:
             raise RuntimeError(f"a recorder that loads must be new, got one with {len(self)} recorded steps")

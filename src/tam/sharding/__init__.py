@@ -1,7 +1,8 @@
 """Parameters whose shards lie on several ranks.
 
 A step works on each rank's own shard. Only the sums of the cosine, and |g|, are over all shards: `Exchange`
-adds them up between measuring and settling. Nothing else knows about ranks.
+adds them up between measuring and settling. A backend does the arithmetic. It does not communicate. With
+other ranks it puts its sums into the table that the exchange adds up.
 """
 
 from tam.sharding.agreement import SegmentInfo, agree_across_ranks

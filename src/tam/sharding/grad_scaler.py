@@ -24,6 +24,27 @@ class GradScaler(torch.amp.GradScaler):
     torch's own class accepts DTensors of one mesh only. This one accepts whatever the optimizer accepts:
     several meshes, plain parameters among DTensors, `shard_group`, ranks without gradients. All ranks that
     exchange sums get the same verdict, so they skip the same steps and keep the same scale.
+
+    Args:
+        device: the type of the device, "cuda" or "cpu"
+        init_scale: the scale at the start
+        growth_factor: multiplies the scale after `growth_interval` steps in a row without inf or NaN
+        backoff_factor: multiplies the scale after a step with inf or NaN, which is skipped
+        growth_interval: see `growth_factor`
+        enabled: False turns scaling off; `step` then only calls the optimizer's
+
+    Example:
+        >>> import torch, tam
+        >>> from tam.sharding import GradScaler
+        >>> w = torch.nn.Parameter(torch.ones(2))
+        >>> optimizer, scaler = tam.TAM([w], lr=0.2), GradScaler("cpu", init_scale=8.0)
+        >>> scaler.scale(w.sum()).backward()
+        >>> w.grad
+        tensor([8., 8.])
+        >>> scaler.step(optimizer)  # with the gradient divided by 8
+        >>> scaler.update()
+        >>> w.data
+        tensor([0.9000, 0.9000])
     """
 
     def _unscale_grads_(

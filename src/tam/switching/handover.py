@@ -38,29 +38,29 @@ def handover(
     no correction to fold in, and AdaTAM(W) gets `bias_correction=True` unless you give it.
 
     Args:
-        optimizer: torch's SGD, Adam or AdamW, or TAM, AdaTAM, AdaTAMW. Others have no rule: give `lr`.
-        to: The class to change to.
+        optimizer: torch's SGD, Adam or AdamW, or TAM, AdaTAM, AdaTAMW. Others have no rule: give `lr`
+        to: the class to change to
         buffers: "keep" takes the momentum as it is (the paper's warm-up, and the default between SGD and TAM;
             the first steps after SGD are larger, those after TAM smaller). "rescale" lets the step continue
             (the default between Adam(W) and AdaTAM(W), with Adam's bias corrections folded in). "fresh"
-            leaves the buffers behind (the default, and all there is, between optimizers that share nothing).
-        lr: The lr of all groups, instead of the transferred one. Decoupled weight decay goes with it: lr
-            times weight_decay stays.
+            leaves the buffers behind (the default, and all there is, between optimizers that share nothing)
+        lr: the lr of all groups, instead of the transferred one. Decoupled weight decay goes with it: lr
+            times weight_decay stays
         alignment: $s^*$, the alignment that TAM or AdaTAM is taken to have, or starts with: a number, or a
-            CPU tensor with one.
-        scheduler: The first optimizer's scheduler (one of torch's, or a list of them) to re-attach in place.
+            CPU tensor with one
+        scheduler: the first optimizer's scheduler (one of torch's, or a list of them) to re-attach in place.
             Every lr to come is what it would have been, times the factor by which lr changes. Without it, a
-            scheduler is left behind with a warning; an empty list says that you make a new one.
-        verbose: Print the plan that `explain_handover` returns.
-        **options: Options of the new optimizer, in place of those carried over.
+            scheduler is left behind with a warning; an empty list says that you make a new one
+        verbose: print the plan that `explain_handover` returns
+        options: options of the new optimizer, in place of those carried over
 
     Returns:
         The new optimizer.
 
     Raises:
-        TypeError: If `optimizer` is none or wraps another one, `to` is no optimizer class, or has no such
-            option.
-        ValueError: If there is no rule for the pair or an option; the message says what to give.
+        TypeError: if `optimizer` is none or wraps another one, `to` is no optimizer class, or has no such
+            option
+        ValueError: if there is no rule for the pair or an option; the message says what to give
 
     Example:
         >>> import torch, tam
@@ -88,6 +88,7 @@ def match(optimizer: Optimizer, to: type[T], **options: object) -> T:
         return handover(optimizer, to, **options)  # type: ignore[arg-type]
     except NoRuleError as error:
         # Its remedies are for an optimizer that the user has.
+        remedy = f": leave {error.option} out" if error.option else ""
         raise ValueError(
-            f"{to.__name__} cannot match this {type(optimizer).__name__}: {error.reason}"
+            f"{to.__name__} cannot match this {type(optimizer).__name__}: {error.reason}{remedy}"
         ) from None

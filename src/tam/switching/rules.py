@@ -35,12 +35,13 @@ _ON_MISSING_CORRECTIONS = "bias_correction=True: there are no corrections of Ada
 class NoRuleError(ValueError):
     """There is no rule for this, but there is a way out.
 
-    `setting` is the assignment to the first optimizer that would give a rule, where there is one.
+    `option` is the option that has no rule, `setting` the assignment to the first optimizer that would turn
+    it off, where there is one.
     """
 
-    def __init__(self, reason: str, remedy: str, setting: str = "") -> None:
+    def __init__(self, reason: str, remedy: str, option: str = "", setting: str = "") -> None:
         super().__init__(f"{reason}: {remedy}")
-        self.reason, self.setting = reason, setting
+        self.reason, self.option, self.setting = reason, option, setting
 
 
 def explain_handover(
@@ -58,20 +59,20 @@ def explain_handover(
     A REPL or a notebook shows the plan, which says what `handover` would do, and why. In a script, print it.
 
     Args:
-        optimizer: As for `handover`, like all other arguments.
-        to: The class to change to.
-        buffers: What happens to the buffers.
-        lr: The lr of all groups, instead of the transferred one.
-        alignment: $s^*$.
-        scheduler: The scheduler to re-attach.
-        **options: Options of the new optimizer.
+        optimizer: as for `handover`, like all other arguments
+        to: the class to change to
+        buffers: what happens to the buffers
+        lr: the lr of all groups, instead of the transferred one
+        alignment: $s^*$
+        scheduler: the scheduler to re-attach
+        options: options of the new optimizer
 
     Returns:
         The plan, whose `repr` explains it.
 
     Raises:
-        TypeError: Where `handover` would.
-        ValueError: Where `handover` would.
+        TypeError: where `handover` would
+        ValueError: where `handover` would
 
     Example:
         >>> import torch, tam
@@ -90,7 +91,7 @@ def explain_handover(
     if not isinstance(optimizer, Optimizer):
         raise TypeError(f"optimizer must be a torch.optim.Optimizer, got a {type(optimizer).__name__}")
     if not (isinstance(to, type) and issubclass(to, Optimizer)):
-        raise TypeError(f"to must be an optimizer class, got {to!r}")
+        raise TypeError(f"to must be an optimizer class such as tam.TAM, got {_kind_of(to)}")
     source = type(optimizer)
     if isinstance(getattr(optimizer, "optimizer", None), Optimizer):
         raise TypeError(f"{source.__name__} wraps another optimizer: hand over its `.optimizer`")
@@ -135,6 +136,11 @@ def explain_handover(
     )  # fmt: skip
 
 
+def _kind_of(x: object) -> str:
+    """Return a few words for a message: an optimizer's repr has many lines."""
+    return f"the class {x.__name__}" if isinstance(x, type) else f"a {type(x).__name__} object"
+
+
 def has_rule(source: type[Optimizer], to: type[Optimizer]) -> bool:
     """Return True if there is a rule from one to the other."""
     return family(source) is not None and family(source) == family(to)
@@ -166,6 +172,7 @@ def refuse_options(i: int, cls: type[Optimizer], group: ParamGroup, remedy: str)
                 f"group {i}: {cls.__name__} has {name}={group[name]!r}, for which there is no rule "
                 f"({_WHY_REFUSED[name]})",
                 remedy.format(name=name, harmless=harmless, setting=setting),
+                name,
                 setting,
             )
 
@@ -226,6 +233,7 @@ class _GroupChange:
                 f"{self.source.__name__} and {kinds[is_now]} in {self.to.__name__}, and no rule leads from "
                 "one to the other",
                 "give weight_decay=",
+                "weight_decay",
             )
         factor = self.factor()
         return decay / factor if factor else decay

@@ -36,17 +36,17 @@ def transfer_lr(
     decay by the same factor: one step decays by lr times $\lambda$.
 
     Args:
-        lr: SGD's learning rate, a float or a tensor.
-        momentum: SGD's momentum $\beta_{SGDM}$.
-        to_momentum: TAM's momentum $\beta_{TAM}$; None means the same as `momentum`.
+        lr: SGD's learning rate, a float or a tensor
+        momentum: SGD's momentum $\beta_{SGDM}$
+        to_momentum: TAM's momentum $\beta_{TAM}$; None means the same as `momentum`
         alignment: $s^*$, the value at which the alignment settles (near 0 in the paper): a number, or a CPU
-            tensor with one.
+            tensor with one
 
     Returns:
         TAM's learning rate, of the same type as `lr`.
 
     Raises:
-        ValueError: If a value is outside its range: momenta in [0, 1), `alignment` in (-1, 1], `lr` >= 0.
+        ValueError: if a value is outside its range: momenta in [0, 1), `alignment` in (-1, 1], `lr` >= 0
 
     Example:
         >>> import tam

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -28,7 +29,7 @@ def test_tensor_subclasses_are_left_to_torch() -> None:
 REFUSED: list[tuple[Any, str]] = [
     (
         lambda: [torch.zeros(3, dtype=torch.float8_e5m2, requires_grad=True)],
-        "on cpu the kernel takes float32",
+        "on cpu the kernel takes float32, .*, complex128; leave fused=None to use torch operations",
     ),
     (lambda: [torch.zeros(3, device="meta", requires_grad=True)], "no fused kernel for meta devices"),
     (lambda: [torch.randn(20)[::2].requires_grad_()], "has gaps in memory"),
@@ -54,7 +55,7 @@ def test_fused_true_where_it_is_not_possible_says_why(cls: type, make: Any, why:
 
 @pytest.mark.parametrize("make, why", REFUSED)
 def test_the_reason_is_the_same_without_an_optimizer(make: Any, why: str) -> None:
-    assert why in (why_not_fused(make()) or "")
+    assert re.search(why, why_not_fused(make()) or "")
 
 
 @pytest.mark.parametrize(

@@ -18,13 +18,16 @@ _REAL = {torch.complex64: torch.float32, torch.complex128: torch.float64}
 def available_kernels() -> dict[str, str]:
     """Return the fused kernel for each kind of device, or why there is none.
 
+    Returns:
+        For "cpu" and "cuda", the name of the kernel, or the reason why there is none.
+
     Example:
         >>> import tam
         >>> sorted(tam.available_kernels())
         ['cpu', 'cuda']
     """
     on_cpu = cpu.why_missing() or f"C, {cpu.INSTRUCTION_SETS[cpu.instruction_set()]}"
-    on_cuda = "triton" if torch.cuda.is_available() else "triton, but no CUDA device"
+    on_cuda = "triton" if torch.cuda.is_available() else "no CUDA device"
     return {"cpu": on_cpu, "cuda": missing_kernel(torch.device("cuda")) or on_cuda}
 
 
@@ -59,7 +62,11 @@ def why_not_fused(params: Sequence[Tensor]) -> str | None:
         if type(p) not in (Tensor, Parameter):
             return f"a parameter is a {type(p).__name__}, not a plain tensor"
         if dtype_name(p) not in supported:
-            return f"a parameter is {p.dtype}; on {device.type} the kernel takes {', '.join(supported)}"
+            pairs = [_name(dtype) for dtype, real in _REAL.items() if _name(real) in supported]
+            return (
+                f"a parameter is {p.dtype}; on {device.type} the kernel takes "
+                f"{', '.join([*supported, *pairs])}; leave fused=None to use torch operations"
+            )
         if not is_plain(p):
             return f"a parameter of shape {tuple(p.shape)} is lazily conjugated or negated, or not aligned"
         if not is_dense(p):
@@ -69,7 +76,11 @@ def why_not_fused(params: Sequence[Tensor]) -> str | None:
 
 def dtype_name(p: Tensor) -> str:
     """Return the dtype a kernel computes with: complex numbers are pairs of reals."""
-    return str(_REAL.get(p.dtype, p.dtype)).removeprefix("torch.")
+    return _name(_REAL.get(p.dtype, p.dtype))
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def numel_as_real(p: Tensor) -> int:
