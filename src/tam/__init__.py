@@ -11,22 +11,9 @@ from tam.step.fused.support import available_kernels
 from tam.switching import Warmup, explain_handover, handover, transfer_lr
 
 __all__ = [
-    "TAM",
-    "AdaTAM",
-    "AdaTAMW",
-    "AngularGrad",
-    "Recorder",
-    "Warmup",
-    "__version__",
-    "available_kernels",
-    "explain_handover",
-    "functional",
-    "handover",
-    "landscape",
-    "reference",
-    "registry",
-    "transfer_lr",
-]
+    "TAM", "AdaTAM", "AdaTAMW", "AngularGrad", "Recorder", "Warmup", "__version__", "available_kernels",
+    "explain_handover", "functional", "handover", "landscape", "reference", "registry", "transfer_lr",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> Any:

@@ -1,4 +1,5 @@
 """The former name of `tam.sharding`."""
 
-from tam.sharding import *  # noqa: F403
-from tam.sharding import __all__ as __all__
+from tam.sharding import Exchange, GradScaler, ShardGroup
+
+__all__ = ["Exchange", "GradScaler", "ShardGroup"]

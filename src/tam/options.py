@@ -115,26 +115,12 @@ def refuse_half(name: str, params: Iterable[Tensor]) -> None:
 
 # One entry for each option any optimizer of the library has.
 CHECKS: Mapping[str, Check] = {
-    "lr": learning_rate,
-    "momentum": below_one,
-    "betas": two_betas,
-    "smoothing": up_to_one,
-    "eps": nonnegative,
-    "floor": nonnegative,
-    "weight_decay": nonnegative,
-    "scope": one_of(*get_args(Scope)),
-    "gain": finite_number,
-    "ema": flag,
-    "bias_correction": flag,
-    "max_grad_norm": optional_norm,
-    "method": one_of(*get_args(Method)),
-    "vote": flag,
-    "maximize": flag,
-    "foreach": optional_flag,
-    "fused": optional_flag,
-    "capturable": flag,
-    "differentiable": flag,
-}
+    "lr": learning_rate, "momentum": below_one, "betas": two_betas, "smoothing": up_to_one,
+    "eps": nonnegative, "floor": nonnegative, "weight_decay": nonnegative,
+    "scope": one_of(*get_args(Scope)), "gain": finite_number, "ema": flag, "bias_correction": flag,
+    "max_grad_norm": optional_norm, "method": one_of(*get_args(Method)), "vote": flag, "maximize": flag,
+    "foreach": optional_flag, "fused": optional_flag, "capturable": flag, "differentiable": flag,
+}  # fmt: skip
 
 
 def check_options(options: Mapping[str, object]) -> None:

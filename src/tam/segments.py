@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from tam.sharding import Exchange, SegmentInfo, ShardGroup, agree_across_ranks, local_tensor
-from tam.sharding.dtensor import has_other_ranks
+from tam.sharding.agreement import SegmentInfo, agree_across_ranks
+from tam.sharding.dtensor import has_other_ranks, local_tensor
+from tam.sharding.exchange import Exchange
+from tam.sharding.shard_group import ShardGroup
 
 DOUBLE = (torch.float64, torch.complex128)
 

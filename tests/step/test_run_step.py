@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from tam.sharding import FOUND_INF, Exchange
+from tam.sharding.exchange import Exchange
+from tam.sharding.sums import FOUND_INF
 from tam.step import run_step
 
 

@@ -11,7 +11,8 @@ from torch.optim.optimizer import ParamsT
 from tam.optimizers.base import Base
 from tam.optimizers.checkpoint import describe_parameter
 from tam.options import Method
-from tam.sharding import Exchange, shard_groups
+from tam.sharding.dtensor import shard_groups
+from tam.sharding.exchange import Exchange
 from tam.step import angular
 from tam.step.eager import Arithmetic, Bucket, GroupOptions, full_like_param
 

@@ -16,15 +16,10 @@ from tam._warnings import warn_user
 from tam.optimizers.checkpoint import describe_parameter, prepare_checkpoint
 from tam.options import check_options
 from tam.segments import Segments
-from tam.sharding import Exchange, is_dtensor, local_tensor, redistribute_gradient
-from tam.step.eager import (
-    Arithmetic,
-    Bucket,
-    GroupOptions,
-    choose_arithmetic,
-    full_like_param,
-    make_buckets,
-)
+from tam.sharding.dtensor import is_dtensor, local_tensor, redistribute_gradient
+from tam.sharding.exchange import Exchange
+from tam.step import eager
+from tam.step.eager import Arithmetic, Bucket, GroupOptions
 
 BackendName = Literal["triton", "c", "foreach", "loop", "pure"]
 
@@ -62,7 +57,7 @@ class Base(Optimizer):
                 device = p.device if group["capturable"] else torch.device("cpu")
                 state[key] = torch.zeros((), dtype=torch.float32, device=device)
             else:
-                state[key] = full_like_param(p, 0.0)
+                state[key] = eager.full_like_param(p, 0.0)
         if self.segments is not None:
             state["alignment"] = self.segments.alignment_for(p, group)
         return state
@@ -159,15 +154,16 @@ class Base(Optimizer):
                 grad = [redistribute_gradient(p, g) for p, g in zip(theta, grad, strict=True)]
                 theta = [*map(local_tensor, theta)]
                 columns = [[*map(local_tensor, column)] for column in columns]
-            buckets += make_buckets(group, i, theta, grad, dict(zip(keys, columns, strict=True)), shares)
+            state = dict(zip(keys, columns, strict=True))
+            buckets += eager.make_buckets(group, i, theta, grad, state, shares)
         if not buckets and exchange is None:
             return
         if grad_scale is not None:
             for bucket in buckets:
                 bucket.grad = [g / grad_scale.to(g.device) for g in bucket.grad]
         group = self.param_groups[0]
-        everything = (p for bucket in buckets for p in bucket.theta)
-        ops = choose_arithmetic(everything, foreach=group["foreach"], differentiable=group["differentiable"])
+        options = {name: group[name] for name in ("foreach", "differentiable")}
+        ops = eager.choose_arithmetic((p for bucket in buckets for p in bucket.theta), **options)
         if ops.is_pure:
             for bucket in buckets:  # autograd may keep theta, which is overwritten below
                 bucket.theta = [p.clone() for p in bucket.theta]

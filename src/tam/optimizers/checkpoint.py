@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from tam.options import REFUSED, check_options
-from tam.sharding import is_dtensor
+from tam.sharding.dtensor import is_dtensor
 from tam.step.eager import GroupOptions
 
 # How the step is done, and over what s is defined: the loading optimizer's own affair.

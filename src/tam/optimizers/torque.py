@@ -16,7 +16,9 @@ from torch.optim.optimizer import ParamsT
 from tam.optimizers.base import Base, make_state
 from tam.optimizers.checkpoint import LATER, is_dense_real
 from tam.segments import Segments
-from tam.sharding import Exchange, ShardGroup, is_dtensor, verdicts_differ
+from tam.sharding.dtensor import is_dtensor
+from tam.sharding.exchange import Exchange, verdicts_differ
+from tam.sharding.shard_group import ShardGroup
 from tam.step import run_step
 from tam.step.eager import Arithmetic, Bucket, GroupOptions
 from tam.step.fused.support import missing_kernel, why_not_fused

@@ -15,7 +15,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from tam.optimizers.torque import TorqueOptimizer
-from tam.sharding import exchange_of, local_tensor, redistribute_gradient
+from tam.sharding.dtensor import local_tensor, redistribute_gradient
+from tam.sharding.exchange import exchange_of
 from tam.step.eager import accumulator_dtype
 from tam.step.fused.support import is_dense
 

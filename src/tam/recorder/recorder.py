@@ -27,7 +27,8 @@ from tam.recorder.quantities import (
     required_measures,
 )
 from tam.recorder.ring import Block
-from tam.sharding import is_dtensor, shards_of
+from tam.sharding.dtensor import is_dtensor
+from tam.sharding.shard_group import shards_of
 from tam.step.fused.support import why_not_fused
 from tam.switching.warmup import Warmup
 
@@ -100,16 +101,10 @@ class Recorder:
     """
 
     def __init__(
-        self,
-        optimizer: Optimizer,
-        quantities: Quantity | Sequence[Quantity] | None = None,
-        *,
-        every: int = 1,
-        capacity: int = 1024,
-        smoothing: float = 0.9,
-        jsonl: str | Path | None = None,
+        self, optimizer: Optimizer, quantities: Quantity | Sequence[Quantity] | None = None, *,
+        every: int = 1, capacity: int = 1024, smoothing: float = 0.9, jsonl: str | Path | None = None,
         tensorboard: SummaryWriter | str | Path | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         for name, value in (("every", every), ("capacity", capacity)):
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name} must be a whole number > 0, got {value!r}")

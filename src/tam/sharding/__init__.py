@@ -5,34 +5,8 @@ adds them up between measuring and settling. A backend does the arithmetic. It d
 other ranks it puts its sums into the table that the exchange adds up.
 """
 
-from tam.sharding.agreement import SegmentInfo, agree_across_ranks
-from tam.sharding.dtensor import (
-    has_other_ranks,
-    is_dtensor,
-    local_tensor,
-    redistribute_gradient,
-    shard_groups,
-)
-from tam.sharding.exchange import Exchange, exchange_of, verdicts_differ
+from tam.sharding.exchange import Exchange
 from tam.sharding.grad_scaler import GradScaler
-from tam.sharding.shard_group import ShardGroup, set_shards, shards_of
-from tam.sharding.sums import FOUND_INF, Sum
+from tam.sharding.shard_group import ShardGroup
 
-__all__ = [
-    "FOUND_INF",
-    "Exchange",
-    "GradScaler",
-    "SegmentInfo",
-    "ShardGroup",
-    "Sum",
-    "agree_across_ranks",
-    "exchange_of",
-    "has_other_ranks",
-    "is_dtensor",
-    "local_tensor",
-    "redistribute_gradient",
-    "set_shards",
-    "shard_groups",
-    "shards_of",
-    "verdicts_differ",
-]  # fmt: skip
+__all__ = ["Exchange", "GradScaler", "ShardGroup"]

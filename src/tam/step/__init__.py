@@ -11,7 +11,8 @@ from typing import Protocol
 
 from torch import Tensor
 
-from tam.sharding import FOUND_INF, Exchange
+from tam.sharding.exchange import Exchange
+from tam.sharding.sums import FOUND_INF
 
 __all__ = ["Backend", "run_step"]
 

@@ -10,16 +10,10 @@ import torch
 from torch import Tensor
 
 from tam.options import Scope
-from tam.sharding import FOUND_INF, Exchange, Sum
-from tam.step.eager import (
-    Arithmetic,
-    Bucket,
-    Coefficient,
-    GroupOptions,
-    Operand,
-    as_compute_dtype,
-    increment_steps,
-)
+from tam.sharding.exchange import Exchange
+from tam.sharding.sums import FOUND_INF, Sum
+from tam.step import eager
+from tam.step.eager import Arithmetic, Bucket, Coefficient, GroupOptions, Operand
 
 Number = TypeVar("Number", float, Tensor)
 
@@ -84,7 +78,7 @@ class EagerBackend:
         for bucket in self.buckets:
             m, g = bucket.state[self.rule.momentum_key], bucket.grad
             if bucket.needs_cast:
-                m, g = as_compute_dtype(m, bucket.compute_dtype), as_compute_dtype(g, bucket.compute_dtype)
+                m, g = (eager.as_compute_dtype(column, bucket.compute_dtype) for column in (m, g))
             dot, mm, gg = (self.ops.dot(*pair, bucket.sum_dtype) for pair in ((m, g), (m, m), (g, g)))
             parts.append(torch.stack([-dot if bucket.group["maximize"] else dot, mm, gg], dim=-1))
         if self.exchange is not None:
@@ -189,7 +183,7 @@ class EagerBackend:
             if not rule.adaptive:
                 bucket.map_rows(ops, move, [rule.momentum_key], None, w, b, None)
                 continue
-            bucket.state["step"] = increment_steps(ops, bucket.state["step"])
+            bucket.state["step"] = eager.increment_steps(ops, bucket.state["step"])
             corrections = None
             if rule.bias_correction:
                 corrections = [c**0.5 for c in bucket.bias_corrections(ops, group["betas"][1])]

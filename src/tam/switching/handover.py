@@ -12,16 +12,10 @@ from tam.switching.schedulers import Schedulers, reattach, warn_if_scheduled
 
 
 def handover(
-    optimizer: Optimizer,
-    to: type[T],
-    *,
-    buffers: Buffers | None = None,
-    lr: float | Tensor | None = None,
-    alignment: float | Tensor = 0.0,
-    scheduler: Schedulers | None = None,
-    verbose: bool = False,
+    optimizer: Optimizer, to: type[T], *, buffers: Buffers | None = None, lr: float | Tensor | None = None,
+    alignment: float | Tensor = 0.0, scheduler: Schedulers | None = None, verbose: bool = False,
     **options: object,
-) -> T:
+) -> T:  # fmt: skip
     r"""Make an optimizer of another class on the same parameters, with the first one's groups and buffers.
 
     The lr, and with it decoupled weight decay, is transferred so the effective learning rate stays:

@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from tam.options import REFUSED
-from tam.sharding import ShardGroup, set_shards
+from tam.sharding.shard_group import ShardGroup, set_shards
 from tam.switching.carry import Buffers
 from tam.switching.schedulers import GROUP_RATES, Rates, cycled_option, has_scheduler
 from tam.switching.transfer import ParamGroup, family, is_torque, settled_steps

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.optim import Adam, AdamW, Optimizer
 
 from tam.options import REFUSED
-from tam.sharding import shards_of
+from tam.sharding.shard_group import shards_of
 from tam.switching.carry import Buffers, has_buffers
 from tam.switching.plan import Plan, T
 from tam.switching.schedulers import GROUP_RATES, Schedulers, convert_schedulers, find_schedulers
@@ -45,15 +45,9 @@ class NoRuleError(ValueError):
 
 
 def explain_handover(
-    optimizer: Optimizer,
-    to: type[T],
-    *,
-    buffers: Buffers | None = None,
-    lr: float | Tensor | None = None,
-    alignment: float | Tensor = 0.0,
-    scheduler: Schedulers | None = None,
-    **options: object,
-) -> Plan[T]:
+    optimizer: Optimizer, to: type[T], *, buffers: Buffers | None = None, lr: float | Tensor | None = None,
+    alignment: float | Tensor = 0.0, scheduler: Schedulers | None = None, **options: object,
+) -> Plan[T]:  # fmt: skip
     """Plan a hand-over and change nothing.
 
     A REPL or a notebook shows the plan, which says what `handover` would do, and why. In a script, print it.

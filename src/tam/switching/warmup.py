@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 from tam._load_hooks import hooks_around_load
 from tam._warnings import warn_user
 from tam._wrappers import unwrap
-from tam.sharding import set_shards, shards_of
+from tam.sharding.shard_group import set_shards, shards_of
 from tam.switching.carry import Buffers, carry_buffers
 from tam.switching.plan import Plan
 from tam.switching.rules import WARMUP_KEYS, NoRuleError, choose_buffers, explain_handover, refuse_options
@@ -61,14 +61,9 @@ class Warmup(Optimizer):
     """
 
     def __init__(
-        self,
-        first: Optimizer,
-        then: type[Optimizer] | Factory,
-        steps: int,
-        *,
-        buffers: Buffers | None = None,
-        alignment: float | Tensor = 0.0,
-    ) -> None:
+        self, first: Optimizer, then: type[Optimizer] | Factory, steps: int, *,
+        buffers: Buffers | None = None, alignment: float | Tensor = 0.0,
+    ) -> None:  # fmt: skip
         if not isinstance(first, Optimizer) or isinstance(first, Warmup):
             raise TypeError(f"first must be an optimizer and no Warmup, got a {type(first).__name__}")
         if not callable(then):

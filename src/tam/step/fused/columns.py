@@ -110,19 +110,12 @@ KINDS = tuple(kind.name.lower() for kind in Kind)
 
 # The arguments of the C functions, in one struct: name and type.
 ARGUMENTS = (
-    ("rows", "const int64_t *"),
-    ("gradients", "const int64_t *"),
-    ("segments", "const int64_t *"),
-    ("options", "const double *"),
-    ("sums", "double *"),
-    ("n", "int64_t"),  # rows
-    ("n_shares", "int64_t"),
-    ("n_segments", "int64_t"),
+    *((name, "const int64_t *") for name in ("rows", "gradients", "segments")),
+    ("options", "const double *"), ("sums", "double *"),
+    *((name, "int64_t") for name in ("n", "n_shares", "n_segments")),  # n: rows
     ("scale", "double"),  # 1 / grad_scale
-    ("flags", "int"),  # a `Flag`
-    ("instruction_set", "int"),
-    ("threads", "int"),
-)
+    *((name, "int") for name in ("flags", "instruction_set", "threads")),  # flags: a `Flag`
+)  # fmt: skip
 # The C functions and what they return. Each takes a pointer to that struct.
 FUNCTIONS = {"tam_measure": "int", "tam_update": "double", "tam_step_per_tensor": "double"}
 

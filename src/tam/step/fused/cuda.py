@@ -11,7 +11,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
-from tam.sharding import FOUND_INF
+from tam.sharding.sums import FOUND_INF
 from tam.step.fused import kernels
 from tam.step.fused.columns import Option, Row, Segment, Share, Sum
 from tam.step.fused.launcher import Launcher, PinnedTable, upload

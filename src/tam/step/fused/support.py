@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from tam.sharding import local_tensor
+from tam.sharding.dtensor import local_tensor
 from tam.step.fused import cpu
 
 _CUDA_DTYPES = ("float32", "bfloat16", "float16")

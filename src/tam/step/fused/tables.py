@@ -15,7 +15,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tam.sharding import Exchange, ShardGroup, is_dtensor, local_tensor, redistribute_gradient
+from tam.sharding.dtensor import is_dtensor, local_tensor, redistribute_gradient
+from tam.sharding.exchange import Exchange
+from tam.sharding.shard_group import ShardGroup
 from tam.step import run_step
 from tam.step.eager import GroupOptions
 from tam.step.fused import FusedBackend, cpu, support
@@ -386,15 +388,8 @@ def _own_options(group: GroupOptions) -> tuple[Any, ...]:
 def _option_row(own: tuple[Any, ...], rule: Rule) -> list[float]:
     lr, (beta1, beta2), eps, floor, decay, maximize = own
     values = {
-        Option.LR: lr or 0.0,
-        Option.BETA1: beta1,
-        Option.BETA2: beta2,
-        Option.EPS: eps,
-        Option.FLOOR: floor,
-        Option.DECAY: decay,
-        Option.SIGN: -1.0 if maximize else 1.0,
-        Option.SMOOTHING: rule.smoothing,
-        Option.MAX_NORM: 0.0 if rule.max_grad_norm is None else rule.max_grad_norm,
-        Option.GAIN: rule.gain,
-    }
+        Option.LR: lr or 0.0, Option.BETA1: beta1, Option.BETA2: beta2, Option.EPS: eps, Option.FLOOR: floor,
+        Option.DECAY: decay, Option.SIGN: -1.0 if maximize else 1.0, Option.SMOOTHING: rule.smoothing,
+        Option.MAX_NORM: 0.0 if rule.max_grad_norm is None else rule.max_grad_norm, Option.GAIN: rule.gain,
+    }  # fmt: skip
     return [values[key] for key in Option]
