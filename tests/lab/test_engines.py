@@ -220,10 +220,11 @@ def test_processes_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
 def test_a_device_that_fails_ends_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After a CUDA error nothing more can be done there; a trial's own error is its own."""
 
-    def fails(self: object) -> None:
+    def fails(*given: object, **more: object) -> None:
         raise RuntimeError("CUDA error: device-side assert triggered")
 
-    monkeypatch.setattr("tam.lab.images.Training._step", fails)
+    monkeypatch.setattr("torch.optim.SGD.step", fails)
+    monkeypatch.setattr("tam.TAM.step", fails)
     with pytest.raises(RuntimeError, match="device-side assert"):
         here(tmp_path, jobs(1))
 
