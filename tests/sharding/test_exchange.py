@@ -13,18 +13,10 @@ import torch
 import torch.distributed as dist
 
 import tam
-from tam.sharding import (
-    FOUND_INF,
-    Exchange,
-    GradScaler,
-    ShardGroup,
-    Sum,
-    exchange,
-    exchange_of,
-    set_shards,
-    shards_of,
-    verdicts_differ,
-)
+from tam.sharding import Exchange, GradScaler, ShardGroup, exchange
+from tam.sharding.exchange import exchange_of, verdicts_differ
+from tam.sharding.shard_group import set_shards, shards_of
+from tam.sharding.sums import FOUND_INF, Sum
 from tests.helpers import TORQUE, assert_same, parameters, train
 from tests.sharding.harness import counted
 
