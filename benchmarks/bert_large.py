@@ -16,7 +16,7 @@ import torch
 import transformers
 
 import tam
-from tam.lab import runtime
+from tam.lab.experiments.runtime import trial as runtime
 
 BATCHES = ((32, 512), (8, 128))
 DEVICE = torch.device("cuda")

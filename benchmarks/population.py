@@ -15,10 +15,11 @@ from statistics import median
 
 import torch
 
-from tam.lab.engines.work import prepare
-from tam.lab.experiments.online import DELTAS, GRID
-from tam.lab.machine import machine
-from tam.lab.population import Config, Population
+from tam.lab.core.environment import describe_machine
+from tam.lab.core.study import Population
+from tam.lab.engines.worker import configure_torch
+from tam.lab.experiments.online.population import Config
+from tam.lab.experiments.online.studies import DELTAS, GRID
 
 
 def configs(depth: int) -> list[Config]:
@@ -58,7 +59,7 @@ def main() -> None:
     parser.add_argument("--passes", type=int, default=10)
     arguments = parser.parse_args()
     device = torch.device("cuda")
-    prepare(device)
+    configure_torch(device)
     found = {}
     for depth in (2, 4):
         with torch.cuda.stream(torch.cuda.Stream()):
@@ -66,7 +67,7 @@ def main() -> None:
         found[f"{depth} hidden layers"] = {"pass_s": each, "task_s": 40 * median(each)}
         print(f"depth {depth}: {40 * median(each):.1f} s a task of 180 networks")
     if arguments.out:
-        versions = machine(device)
+        versions = describe_machine(device)
         told = {"hardware": versions.pop("hardware"), "versions": versions, "rounds": arguments.passes}
         text = json.dumps({**told, "population": found}, indent=1)
         arguments.out.write_text(text + "\n", encoding="utf-8")

@@ -68,7 +68,7 @@ def test_mistakes_end_before_training(
     monkeypatch.setattr(demo, "run", lambda *_: pytest.fail("trained"))
     done = CliRunner().invoke(build(), ["demo", *args])
     assert done.exit_code != 0
-    assert message in re.sub(r"\x1b\[[0-9;]*m", "", done.output)
+    assert message in re.sub(r"\x1b\[[0-9;]*m", "", done.output + str(done.exception))
     assert not os.listdir(tmp_path)
 
 

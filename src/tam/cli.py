@@ -1,32 +1,37 @@
-"""The command line, `tam`. It needs the extra "demo" or "lab"; this module itself can be imported without."""
+"""The command line, `tam`. `tam --help` and `tam --version` work without any extra."""
 
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from tam._version import __version__
+from tam.lab.core.errors import LabError
 
 if TYPE_CHECKING:
     import typer
 
-_EXTRA = {
-    "PIL": "lab",
-    "numpy": "demo",
-    "ray": "ray",
-    "rich": "demo",
-    "scipy": "lab",
-    "sklearn": "demo",
-    "typer": "demo",
-}
+LAB = "Run the paper's experiments and report them next to its figures."
+USAGE = f"""Usage: tam [--version] [--help] COMMAND ...
+
+Torque-aware momentum: optimizers for PyTorch.
+
+Commands:
+  demo  Compare the paper's six optimizers on a small task.
+  lab   {LAB}
+"""
+EXTRAS = {
+    "PIL": "lab", "numpy": "demo", "pandas": "llm", "ray": "ray", "rich": "demo", "scipy": "lab",
+    "sklearn": "demo", "timm": "timm", "torch_geometric": "graph", "transformers": "llm", "typer": "demo",
+}  # fmt: skip
 
 
 def build() -> "typer.Typer":
     """Return the program with all its commands."""
     import typer
 
-    from tam.lab import commands
+    from tam.lab.commands.lazy import make_app
 
-    app = typer.Typer(name="tam", no_args_is_help=True, add_completion=False, rich_markup_mode="markdown")
+    app = make_app({"lab": (LAB, _load_lab)}, name="tam", add_completion=True)
 
     def show_version(wanted: bool) -> None:
         if wanted:
@@ -43,10 +48,10 @@ def build() -> "typer.Typer":
 
     @app.command()
     def demo(
-        seeds: Annotated[int, typer.Option(min=1, help="Runs of each optimizer, one for each seed.")] = 5,
+        seeds: Annotated[int, typer.Option(min=1, help="Runs of each optimizer, one per seed.")] = 5,
         epochs: Annotated[int, typer.Option(min=1, help="Epochs of each run.")] = 30,
         out: Annotated[
-            Path, typer.Option(metavar="FILE.html", help="The page to write; an existing one is replaced.")
+            Path, typer.Option(metavar="FILE.html", help="The page to write. An existing one is replaced.")
         ] = Path("tam-demo.html"),
     ) -> None:
         """Compare the paper's six optimizers on a small task, in under a minute on a CPU.
@@ -56,31 +61,45 @@ def build() -> "typer.Typer":
         split, the initial weights and the batches.
 
         Prints a table, and writes one HTML page with the curves of training loss, test accuracy,
-        alignment s and gradient norm. Progress goes to stderr; the last line on stdout is the path of
+        alignment s and gradient norm. Progress goes to stderr. The last line on stdout is the path of
         the page.
 
         Example: tam demo --seeds 3 --epochs 10 --out /tmp/demo.html
         """
-        commands.check_writable(out)
         from tam.lab import demo as lab
+        from tam.lab.commands.options import check_writable
 
+        check_writable(out)
         lab.run(seeds, epochs, out)
         print(out)
 
-    app.add_typer(commands.app, name="lab")
     return app
 
 
+def _load_lab() -> object:
+    from tam.lab.commands import app
+
+    return app.load(LAB)
+
+
 def main() -> None:
-    """Run the program; this is its entry point."""
+    """Run the program. This is its entry point."""
+    arguments = sys.argv[1:]
+    if arguments == ["--version"]:
+        print(__version__)
+        return
     try:
         build()()
+    except LabError as error:
+        sys.exit(f"tam: {error}")
     except ModuleNotFoundError as missing:
-        name = (missing.name or "").partition(".")[0]
-        if name not in _EXTRA:
+        extra = EXTRAS.get((missing.name or "").partition(".")[0])
+        if extra is None:
             raise
-        extra = _EXTRA[name]
         hint = f"it comes with the extra [{extra}]: pip install '.[{extra}]' in a checkout"
+        if arguments in ([], ["--help"]):
+            print(f"{USAGE}\nThe commands need the module {missing.name}; {hint}")
+            return
         sys.exit(f"tam: no module {missing.name}; {hint}")
 
 

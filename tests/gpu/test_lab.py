@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,34 +11,43 @@ from typing import Any
 import pytest
 import torch
 
-from tam.lab import connectivity, continual, graph, images, llm, online, runtime
-from tam.lab.damping import read_alignment
-from tam.lab.engines.local import Local
-from tam.lab.engines.work import Event, Job, Place, work
-from tam.lab.masked import Backward, Loss, quicken
-from tam.lab.store import TrialFolder
+from tam.lab.core.alignment import read_alignment
+from tam.lab.core.config import TrialConfig
+from tam.lab.core.store import TrialFolder
+from tam.lab.engines.events import Event, TrialFailed
+from tam.lab.engines.job import Job, RunLocation
+from tam.lab.engines.local import LocalEngine
+from tam.lab.engines.worker import run_jobs
+from tam.lab.experiments.continual import trial as continual
+from tam.lab.experiments.graph import trial as graph
+from tam.lab.experiments.images import trial as images
+from tam.lab.experiments.llm import trial as llm
+from tam.lab.experiments.llm.masked import BackwardPass, MaskedLoss, compile_layers
+from tam.lab.experiments.online import trial as online
+from tam.lab.experiments.runtime import trial as runtime
+from tam.lab.experiments.warmup import forks
 
 CUDA = torch.device("cuda")
 
 
-def config(**more: Any) -> dict[str, Any]:
+def config(**more: Any) -> images.Config:
     given = {
         "data": "digits", "model": "tiny", "optimizer": "tam", "lr": 0.1, "seed": 0, "epochs": 4, "batch": 64,
         "held_out": 300, "test": True,
     }  # fmt: skip
-    return images.config_of(**{**given, **more})
+    return images.Config(**{**given, **more})
 
 
-def run(root: Path, device: str, configs: list[dict[str, Any]]) -> list[TrialFolder]:
+def run(root: Path, device: str, configs: list[images.Config]) -> list[TrialFolder]:
     """All of them side by side."""
     waiting: list[Job | None] = [*(Job("images", one) for one in configs), None]
     events: list[Event] = []
-    work(Place(root, root, device, together=8), lambda _: waiting.pop(0), events.append)
-    assert [event.detail for event in events if event.kind == "failed"] == []
+    run_jobs(RunLocation(root, root, device, trials_per_process=8), lambda _: waiting.pop(0), events.append)
+    assert [event for event in events if isinstance(event, TrialFailed)] == []
     return [TrialFolder(root, one) for one in configs]
 
 
-def on_both(trial: Callable[..., Iterator[Any]], one: dict[str, Any], root: Path) -> list[TrialFolder]:
+def on_both(trial: Callable[..., Iterator[Any]], one: TrialConfig, root: Path) -> list[TrialFolder]:
     """A trial on the GPU and on the CPU."""
     folders = []
     for device in ("cuda", "cpu"):
@@ -49,7 +59,7 @@ def on_both(trial: Callable[..., Iterator[Any]], one: dict[str, Any], root: Path
 
 
 def test_trials_side_by_side_learn_what_they_learn_on_a_cpu(tmp_path: Path) -> None:
-    arms = [
+    variants = [
         ("sgd", 0.5),
         ("sgdm", 0.05),
         ("tam", 0.1),
@@ -57,17 +67,18 @@ def test_trials_side_by_side_learn_what_they_learn_on_a_cpu(tmp_path: Path) -> N
         ("adatam", 2e-4),
         ("angulargrad", 1e-3),
     ]
-    configs = [config(optimizer=name, lr=lr) for name, lr in arms]
+    configs = [config(optimizer=name, lr=lr) for name, lr in variants]
     found, expected = run(tmp_path / "gpu", "cuda", configs), run(tmp_path / "cpu", "cpu", configs)
     for ours, theirs in zip(found, expected, strict=True):
-        assert ours.result is not None and theirs.result is not None
+        result, expected_result = ours.read_result(), theirs.read_result()
+        assert result is not None and expected_result is not None
         first, last = ours.metrics()[0], ours.metrics()[-1]
         # bfloat16 and float32: the same draws and weights, so that the first epoch hardly differs.
         assert first["loss"] == pytest.approx(theirs.metrics()[0]["loss"], rel=0.02)
         assert first["grad_norm"] == pytest.approx(theirs.metrics()[0]["grad_norm"], rel=0.05)
         assert last["loss"] == pytest.approx(theirs.metrics()[-1]["loss"], rel=0.1)
         assert [row["lr"] for row in ours.metrics()] == [row["lr"] for row in theirs.metrics()]
-        assert ours.result["test"] == pytest.approx(theirs.result["test"], abs=5)
+        assert result["test"] == pytest.approx(expected_result["test"], abs=5)
 
 
 def test_given_d_reaches_every_replay_of_the_graph(tmp_path: Path) -> None:
@@ -91,7 +102,7 @@ def test_a_trial_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
     folder = TrialFolder(tmp_path / "parts", config())
     steps = len(torch.load(whole.path / "alignment.pt", weights_only=True)) // 4
     with folder.at_work():
-        for _ in itertools.islice(images.run(folder.config, folder, tmp_path, CUDA, 0.0), 2 * steps + 9):
+        for _ in itertools.islice(images.run(config(), folder, tmp_path, CUDA, 0.0), 2 * steps + 9):
             pass
     before = folder.metrics()
     (again,) = run(tmp_path / "parts", "cuda", [config()])
@@ -105,7 +116,9 @@ def test_another_process_ends_with_the_same_bits(tmp_path: Path, monkeypatch: py
     (here,) = run(tmp_path / "here", "cuda", [config()])
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "kernels"))
     jobs = [Job("images", config(seed=seed)) for seed in range(3)]
-    with Local(Place(tmp_path / "there", tmp_path, "cuda", together=3), 1, lambda event: None) as engine:
+    with LocalEngine(
+        RunLocation(tmp_path / "there", tmp_path, "cuda", trials_per_process=3), 1, lambda event: None
+    ) as engine:
         engine.run(jobs)
     there = TrialFolder(tmp_path / "there", config())
     assert there.metrics() == here.metrics() and len(there.metrics()) == 4
@@ -129,9 +142,9 @@ def test_a_warm_up_is_captured_anew_at_its_switch(tmp_path: Path) -> None:
         )
 
 
-def test_copies_and_their_barrier(tmp_path: Path) -> None:
-    given = {**config(schedule="constant", keep_at=(2,)), "at": 2}
-    found = [one.result or {} for one in on_both(connectivity.run, connectivity.config_of(**given), tmp_path)]
+def test_forks_and_their_barrier(tmp_path: Path) -> None:
+    given = dataclasses.asdict(config(schedule="constant", keep_at=(2,)))
+    found = [one.read_result() or {} for one in on_both(forks.run, forks.Config(**given, at=2), tmp_path)]
     assert found[0]["loss"] == pytest.approx(found[1]["loss"], rel=0.15)
     assert found[0]["barrier"] == pytest.approx(found[1]["barrier"], rel=0.5, abs=0.05)
 
@@ -147,10 +160,10 @@ def test_a_population_learns_what_it_learns_on_a_cpu(tmp_path: Path) -> None:
         "data": "digits",
         "held_out": 300,
     }
-    arms = [("sgd", 0.1), ("sgdm", 0.02), ("tam", 0.04)]
+    variants = [("sgd", 0.1), ("sgdm", 0.02), ("tam", 0.04)]
     configs = [
-        online.config_of(**shared, optimizer=name, lr=lr, seed=seed, delta=delta)
-        for name, lr in arms
+        online.Config(**shared, optimizer=name, lr=lr, seed=seed, delta=delta)
+        for name, lr in variants
         for seed in (0, 1)
         for delta in (40, 100)
     ]
@@ -159,7 +172,7 @@ def test_a_population_learns_what_it_learns_on_a_cpu(tmp_path: Path) -> None:
         folders = [TrialFolder(tmp_path / device, one) for one in configs]
         source = folders[-1]
         more = [
-            online.config_of(**{**configs[-1], "damping": how, "damping_of": source.key})
+            online.Config(**{**configs[-1], "damping": how, "damping_of": source.key})
             for how in ("same", "mean")
         ]
         for names in (configs, more):
@@ -190,7 +203,7 @@ def test_continual_learning(method: str, tmp_path: Path) -> None:
         "batch": 32,
         "test": True,
     }
-    one = continual.config_of(**given, optimizer="tam", method=method, passes=2)
+    one = continual.Config(**given, optimizer="tam", method=method, passes=2)
     ours, theirs = on_both(continual.run, one, tmp_path)
     for mine, other in zip(ours.metrics(), theirs.metrics(), strict=True):
         assert mine["loss"] == pytest.approx(other["loss"], rel=0.1)
@@ -199,7 +212,7 @@ def test_continual_learning(method: str, tmp_path: Path) -> None:
 def test_a_graph_network(tmp_path: Path) -> None:
     pytest.importorskip("torch_geometric")
     given = {"optimizer": "tam", "lr": 0.02, "seed": 0, "epochs": 6, "data": "generated", "test": True}
-    one = graph.config_of(**given, switch=3)
+    one = graph.Config(**given, switch=3)
     ours, theirs = on_both(graph.run, one, tmp_path)
     for mine, other in zip(ours.metrics(), theirs.metrics(), strict=True):
         assert mine["loss"] == pytest.approx(other["loss"], rel=0.01)
@@ -216,19 +229,23 @@ def test_fine_tuning_and_going_on_from_a_checkpoint(tmp_path: Path) -> None:
         "seed": 0,
         "epochs": 3,
     }
-    one = llm.config_of(**given, optimizer="adatamw", options={"weight_decay": 0.0}, test=True)
+    one = llm.Config(**given, optimizer="adatamw", options={"weight_decay": 0.0}, test=True)
     ours, theirs = on_both(llm.run, one, tmp_path)
     for mine, other in zip(ours.metrics(), theirs.metrics(), strict=True):
         assert mine["loss"] == pytest.approx(other["loss"], rel=0.05)  # dropout's draws differ
         assert mine["perplexity"] == pytest.approx(other["perplexity"], rel=0.1)
     folder = TrialFolder(tmp_path / "parts", one)
+
+    def stop(progress: Any) -> None:
+        if progress.epoch == 2:
+            raise KeyboardInterrupt
+
+    folder.report_progress = stop
     with folder.at_work():
-        steps = llm.run(one, folder, tmp_path, CUDA, 0.0)
-        for _ in itertools.islice(steps, 30):
-            pass
-        steps.close()  # type: ignore[attr-defined]
-        for _ in llm.run(one, folder, tmp_path, CUDA, 0.0):
-            pass
+        with pytest.raises(KeyboardInterrupt):
+            list(llm.run(one, folder, tmp_path, CUDA, 0.0))
+        folder.report_progress = lambda progress: None
+        list(llm.run(one, folder, tmp_path, CUDA, 0.0))
     assert [row["epoch"] for row in folder.metrics()] == [1, 2, 3]
     for mine, other in zip(folder.metrics(), ours.metrics(), strict=True):
         assert mine["loss"] == pytest.approx(other["loss"], rel=0.01)
@@ -238,11 +255,14 @@ def test_fine_tuning_and_going_on_from_a_checkpoint(tmp_path: Path) -> None:
 @pytest.mark.parametrize("kind", ["bert", "roberta"])
 def test_a_graph_gives_the_gradients_of_a_plain_step(kind: str) -> None:
     """Three steps are plain, one is captured, the others are replays; shapes in turn."""
-    test_masked = pytest.importorskip("tests.lab.test_masked")
+    test_masked = pytest.importorskip("tests.lab.experiments.test_masked")
     without = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
     plain, quick = (test_masked.make(kind, **without).cuda() for _ in range(2))
-    assert quicken(quick)
-    both = (plain, Backward(Loss(plain), CUDA, graph=False)), (quick, Backward(Loss(quick), CUDA, graph=True))
+    assert compile_layers(quick)
+    both = (
+        (plain, BackwardPass(MaskedLoss(plain), CUDA, graph=False)),
+        (quick, BackwardPass(MaskedLoss(quick), CUDA, graph=True)),
+    )
     for step in range(12):
         made = {key: value.cuda() for key, value in test_masked.batch(step, (0.1, 0.5)[step % 2])[0].items()}
         losses = [backward(model, made) for model, backward in both]
@@ -257,13 +277,13 @@ def test_a_graph_gives_the_gradients_of_a_plain_step(kind: str) -> None:
 
 
 def test_a_graph_draws_dropout_from_the_step() -> None:
-    test_masked = pytest.importorskip("tests.lab.test_masked")
+    test_masked = pytest.importorskip("tests.lab.experiments.test_masked")
     made = {key: value.cuda() for key, value in test_masked.batch(0)[0].items()}
     lengths: list[list[float]] = []  # of the gradient; the loss itself has but bfloat16's digits
     for replayed in (True, False):
         model = test_masked.make("bert").cuda()
-        assert quicken(model)
-        backward = Backward(Loss(model), CUDA, graph=replayed)
+        assert compile_layers(model)
+        backward = BackwardPass(MaskedLoss(model), CUDA, graph=replayed)
         lengths.append([])
         for seed in SEEDS:
             torch.manual_seed(seed)
@@ -284,6 +304,7 @@ SEEDS = (1, 2, 3, 4, 5, 6, 5, 7)
 def test_a_step_is_timed(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     given = {"model": "tiny-bert", "lr": 1e-5, "seed": 0, "epochs": 2, "batch": 2, "length": 16}
-    one = runtime.config_of(**given, optimizer="adatamw", options={"weight_decay": 0.0})
+    one = runtime.Config(**given, optimizer="adatamw", options={"weight_decay": 0.0})
     ours, _ = on_both(runtime.run, one, tmp_path)
-    assert ours.result is not None and ours.result["tokens_per_second"] > 0
+    result = ours.read_result()
+    assert result is not None and result["tokens_per_second"] > 0

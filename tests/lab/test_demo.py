@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tam.lab import demo
+from tam.lab.training.metrics import grad_norm
 from tam.registry import OPTIMIZERS
 
 
@@ -76,7 +77,7 @@ def test_grad_norm_is_that_of_tam() -> None:
     start = demo.start(0, 1)
     optimizer = OPTIMIZERS["tam"].create(start.model.parameters())
     torch.nn.functional.cross_entropy(start.model(start.train[0]), start.train[1]).backward()
-    norm = demo.grad_norm(start.model)
+    norm = grad_norm(start.model)
     optimizer.step()
     torch.testing.assert_close(norm, optimizer.grad_norm, rtol=1e-4, atol=0)
 
@@ -91,15 +92,21 @@ def test_table_has_means_and_deviations_of_the_last_epoch() -> None:
         "sgd": [result(90.0, None), result(92.0, None)],
         "tam": [result(95.0, 0.1), result(95.0, 0.3)],
     }
-    header, rows = demo.table(results)
-    assert rows[0] == ["SGD", "0.1", "91.00 ± 1.41", "2.00", "-"]
-    assert rows[1] == ["TAM", "0.2", "95.00 ± 0.00", "2.00", "+0.200"]
-    assert len(header) == len(rows[0])
+    table = demo.table(results)
+    assert table.rows[0] == ["SGD", "0.1", "91.00 ± 1.41", "2.00", "-"]
+    assert table.rows[1] == ["TAM", "0.2", "95.00 ± 0.00", "2.00", "+0.200"]
+    assert len(table.header) == len(table.rows[0])
 
 
 def test_one_seed_has_no_deviation() -> None:
-    _, rows = demo.table({"sgd": [result(90.0, None)]})
-    assert rows[0][2] == "90.00"
+    table = demo.table({"sgd": [result(90.0, None)]})
+    assert table.rows[0][2] == "90.00"
+
+
+def test_the_page_has_the_table_the_curves_and_the_facts() -> None:
+    page = demo.report({"sgd": [result(90.0, None)], "tam": [result(95.0, 0.1)]}, 1, 2, 1.0)
+    assert page.count("<svg ") == 4 and "<td>95.00</td>" in page and "<dt>processor</dt>" in page
+    assert "test accuracy %\nmean ± std</th>" in page  # the style sheet keeps the line break
 
 
 def test_chart_curves_are_mean_and_range_over_the_seeds() -> None:

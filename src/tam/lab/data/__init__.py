@@ -3,7 +3,7 @@
     data = load("cifar10", Path("data"))
     train, validation = split(len(data.train[1]), 10000, seed=0)
 
-`files.py` knows where files lie and whether they are whole; `cifar.py` and `svhn.py` read them.
+`files.py` checks files, `download.py` gets them, `image_sets.py` and others read them.
 """
 
 from __future__ import annotations
@@ -15,18 +15,22 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from tam.lab.data import cifar, files, imagenet, movielens, svhn, text
-from tam.lab.data.files import DataError, Layout, default_folder
+from tam.lab.core.errors import DataError
+from tam.lab.data import files, image_sets, imagenet, movielens, text
+from tam.lab.data.files import File, Layout, default_folder
+from tam.lab.data.image_sets import Pair
 
-__all__ = ["SETS", "DataError", "ImageData", "default_folder", "find", "load", "split"]
+__all__ = ["SETS", "DataError", "DataSet", "ImageData", "default_folder", "find", "get_set", "load", "split"]
 
-# Here and not in `streams`, which imports this package.
-HOW_CLEAR = (
-    "CLEAR-10 is at https://clear-benchmark.github.io: put clear10/train/labeled_images/1 to 10 and "
-    "clear10/test/labeled_images/1 to 10 into the data folder, each with a folder of images for every class"
-)
-
-Pair = tuple[Tensor, Tensor]  # images uint8 [n, channels, height, width], labels int64 [n]
+CLEAR = tuple(  # here and not in `streams`, which imports this package
+    Layout(
+        tuple(File(f"clear10/{part}/labeled_images/{year}")
+              for part in (train, "test") for year in range(1, 11)),
+        how_to_get="CLEAR-10 is at https://clear-benchmark.github.io: put clear10/train/labeled_images/1 to "
+        "10 and clear10/test/labeled_images/1 to 10 into the data folder, with one folder per class",
+    )
+    for train in ("train", "train_image_only")
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -37,81 +41,68 @@ class ImageData:
     classes: int
     train: Pair
     test: Pair
-    mean: tuple[float, ...]  # of the training images' channels, pixels in [0, 1]
+    mean: tuple[float, ...]  # per channel of the training images, pixels in [0, 1]
     std: tuple[float, ...]
 
 
 @dataclass(frozen=True)
-class Set:
+class DataSet:
     """A data set the lab knows."""
 
-    name: str
-    title: str
-    classes: int
-    layouts: tuple[Layout, ...]  # in the order in which they are looked for
-    read: Callable[[Layout, Path], tuple[Pair, Pair]]
+    layouts: tuple[Layout, ...]  # in the order of preference; none if it is built in
+    classes: int = 0
+    read: Callable[[Layout, Path], tuple[Pair, Pair]] | None = None  # of images that fit into memory
+
+    def presence(self, folder: Path) -> str:
+        """Return "present", "incomplete" or "missing". Contents are not checked."""
+        missing = [(len(layout.missing_files(folder)), len(layout.files)) for layout in self.layouts]
+        if not missing or min(missing)[0] == 0:
+            return "present"
+        return "incomplete" if any(count < files for count, files in missing) else "missing"
+
+    def megabytes(self) -> float:
+        """Return the size of the download, about. 0 if there is none."""
+        return sum(download.megabytes for layout in self.layouts[:1] for download in layout.downloads)
 
 
-def _digits(layout: Layout, folder: Path) -> tuple[Pair, Pair]:
-    """scikit-learn's 1797 digits of 8 x 8, in three equal channels; the last 360 are the test."""
-    from sklearn.datasets import load_digits
-
-    found = load_digits()
-    images = torch.as_tensor(found.images * 255 / 16).round().to(torch.uint8)
-    images, labels = images[:, None].repeat(1, 3, 1, 1), torch.as_tensor(found.target).long()
-    return (images[:-360], labels[:-360]), (images[-360:], labels[-360:])
-
-
-SETS: Mapping[str, Set] = {
-    one.name: one
-    for one in (
-        Set("cifar10", "CIFAR-10", 10, (cifar.BINARY_10, cifar.PYTHON_10), cifar.read),
-        Set("cifar100", "CIFAR-100", 100, (cifar.BINARY_100, cifar.PYTHON_100), cifar.read),
-        Set("svhn", "SVHN", 10, (svhn.MAT,), svhn.read),
-        Set("digits", "scikit-learn's digits", 10, (), _digits),
-    )
+SETS: Mapping[str, DataSet] = {
+    "cifar10": DataSet((image_sets.BINARY_10, image_sets.PYTHON_10), 10, image_sets.read_cifar),
+    "cifar100": DataSet((image_sets.BINARY_100, image_sets.PYTHON_100), 100, image_sets.read_cifar),
+    "svhn": DataSet((image_sets.SVHN,), 10, image_sets.read_svhn),
+    "digits": DataSet((), 10, image_sets.read_digits),
+    "movielens": DataSet((movielens.SMALL,)),
+    **{name: DataSet((layout,)) for name, layout in text.TEXTS.items()},
+    "imagenet": DataSet((imagenet.LAYOUT,)),
+    "clear": DataSet(CLEAR),
 }
 
 
-OTHERS: Mapping[str, tuple[Layout, ...]] = {  # that are no images
-    "movielens": (movielens.SMALL,),
-    **{name: (layout,) for name, layout in text.TEXTS.items()},
-}
-
-
-def layouts_of(name: str) -> tuple[Layout, ...]:
-    """Of any data set the lab knows; none of one that is embedded."""
-    return OTHERS[name] if name in OTHERS else get_set(name).layouts
-
-
-def get_set(name: str) -> Set:
-    if name == "imagenet":
-        raise DataError(imagenet.HOW)
-    if name in ("clear", "clear10"):
-        raise DataError(HOW_CLEAR)
+def get_set(name: str) -> DataSet:
     if name not in SETS:
-        raise DataError(f"data set {name!r}: must be one of {', '.join((*SETS, *OTHERS))}")
+        raise DataError(f"no data set {name!r}; there are {', '.join(SETS)}")
     return SETS[name]
 
 
 def find(name: str, folder: Path) -> Layout:
-    """Whichever of a data set's layouts lies in the folder."""
-    layouts = layouts_of(name)
-    return files.find(name, layouts, folder) if layouts else Layout("embedded", ())
+    """Return the layout of a data set that is in the folder."""
+    layouts = get_set(name).layouts
+    return files.find(name, layouts, folder) if layouts else Layout(())
 
 
 def load(name: str, folder: Path) -> ImageData:
-    """The data set, read."""
-    found = get_set(name)
-    train, test = found.read(find(name, folder), folder)
+    """Return a data set of images, in memory."""
+    data_set, layout = get_set(name), find(name, folder)
+    if data_set.read is None:
+        raise DataError(f"{name} is not a set of images")
+    train, test = data_set.read(layout, folder)
     for images, labels in (train, test):
-        if int(labels.min()) < 0 or int(labels.max()) >= found.classes or len(images) != len(labels):
-            raise DataError(f"{name}: labels are not those of {found.classes} classes")
-    return ImageData(name, found.classes, train, test, *moments(train[0]))
+        if int(labels.min()) < 0 or int(labels.max()) >= data_set.classes or len(images) != len(labels):
+            raise DataError(f"{name}: labels are not those of {data_set.classes} classes")
+    return ImageData(name, data_set.classes, train, test, *moments(train[0]))
 
 
 def moments(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of each channel, pixels in [0, 1]; from the counts of the 256 values."""
+    """Return mean and standard deviation per channel, pixels in [0, 1], from the counts of the 256 values."""
     values = torch.arange(256, dtype=torch.float64) / 255
     mean, std = [], []
     for channel in images.unbind(1):
@@ -122,6 +113,6 @@ def moments(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
 
 
 def split(n: int, held_out: int, seed: int) -> Pair:
-    """Indices of the images to train on and of those to validate on, the same for every arm of a seed."""
+    """Return indices of training and validation images. They are the same for every variant of a seed."""
     order = torch.randperm(n, generator=torch.Generator().manual_seed(seed))
     return order[: n - held_out], order[n - held_out :]

@@ -1,12 +1,10 @@
-"""Streams of experiences for continual learning: CLEAR's folders, and one made of a data set that drifts.
+"""Streams of experiences for continual learning: CLEAR-10, and a stream made of a data set that drifts.
 
-CLEAR-10 lies in its official folders, one for each of ten years:
+CLEAR-10 is read from its official folders, one per year: `clear10/train/labeled_images/1/CLASS/*.jpg` to `10`
+(or `clear10/train_image_only/...`), and the same below `clear10/test`.
 
-    clear10/train/labeled_images/1/CLASS/*.jpg … 10/CLASS/*.jpg      (or clear10/train_image_only/…)
-    clear10/test/labeled_images/1/CLASS/*.jpg … 10/CLASS/*.jpg
-
-A drifting stream is not CLEAR, and never called so: a data set's images in ten parts whose appearance changes
-from part to part: colours turn, contrast and saturation wane and grow, noise comes, step by step.
+A drifting stream is not CLEAR and is never called so. It is a data set in ten parts whose appearance changes
+from part to part: colours rotate, contrast falls and recovers, saturation falls, noise grows.
 """
 
 from __future__ import annotations
@@ -18,20 +16,20 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from tam.lab.data import HOW_CLEAR, load, split
-from tam.lab.data.files import DataError
-from tam.lab.data.imagenet import SUFFIXES, middle
+from tam.lab.core.errors import DataError
+from tam.lab.data import find, load, split
+from tam.lab.data.imagenet import SUFFIXES, middle, read_image
 
 
 @dataclass(frozen=True)
 class Stream:
-    """Experiences one after the other: of each its images to train, validate and test on."""
+    """Experiences in order, with images for training, validation and test."""
 
     name: str
     classes: int
     images: Tensor  # uint8, of all experiences
     labels: Tensor
-    train: list[Tensor]  # indices, as many in each experience
+    train: list[Tensor]  # indices per experience, equally many
     validation: list[Tensor]
     test: list[Tensor]
 
@@ -40,27 +38,27 @@ class Stream:
 
 
 def drifting(data: str, folder: Path, seed: int, experiences: int = 10) -> Stream:
-    """A data set in equal parts, each with an appearance of its own; training images are held out in each."""
-    found = load(data, folder)
-    kept = split(len(found.train[1]), len(found.train[1]) // 5, seed)
-    test = torch.randperm(len(found.test[1]), generator=torch.Generator().manual_seed(seed))
+    """Return a data set in equal parts, each with its own appearance and its own validation images."""
+    source = load(data, folder)
+    train, validation = split(len(source.train[1]), len(source.train[1]) // 5, seed)
+    test = torch.randperm(len(source.test[1]), generator=torch.Generator().manual_seed(seed))
     images, labels, parts, total = [], [], [], 0
-    for source, indices in ((found.train, kept[0]), (found.train, kept[1]), (found.test, test)):
+    for pair, indices in ((source.train, train), (source.train, validation), (source.test, test)):
         size = len(indices) // experiences
         parts.append([torch.arange(total + k * size, total + (k + 1) * size) for k in range(experiences)])
         for k in range(experiences):
             rows = indices[k * size : (k + 1) * size]
-            images.append(drift(source[0][rows], k / max(1, experiences - 1), seed, total + k))
-            labels.append(source[1][rows])
+            images.append(drift(pair[0][rows], k / max(1, experiences - 1), seed, total + k))
+            labels.append(pair[1][rows])
         total += experiences * size
-    return Stream(f"{data}, drifting", found.classes, torch.cat(images), torch.cat(labels), *parts)
+    return Stream(f"{data}, drifting", source.classes, torch.cat(images), torch.cat(labels), *parts)
 
 
 def drift(images: Tensor, how_far: float, seed: int, draw: int) -> Tensor:
-    """Images as they look so far (0 to 1) into the stream; at 0 they are as they were.
+    """Return the images with their appearance at a point of the stream (0 to 1). At 0 they do not change.
 
-    The colour plane turns by up to 120 degrees, in the direction the seed says; contrast falls to a half and
-    comes back, saturation falls to a third, and noise of up to 20 of 255 is added.
+    Colours rotate by up to 120 degrees, in a direction that depends on the seed. Contrast falls to 1/2 and
+    recovers, saturation falls to 1/3, and noise of up to 20 of 255 is added.
     """
     generator = torch.Generator().manual_seed(seed * 1009 + draw)
     direction = 1.0 if torch.rand(1, generator=torch.Generator().manual_seed(seed)) < 0.5 else -1.0
@@ -73,7 +71,7 @@ def drift(images: Tensor, how_far: float, seed: int, draw: int) -> Tensor:
 
 
 def turn(degrees: float) -> Tensor:
-    """The turn of colours about the grey axis, as a matrix."""
+    """Return the matrix that rotates colours about the grey axis."""
     angle = math.radians(degrees)
     axis = torch.full((3,), 1 / math.sqrt(3), dtype=torch.float64)
     cross = torch.tensor([[0, -1, 1], [1, 0, -1], [-1, 1, 0]], dtype=torch.float64) / math.sqrt(3)
@@ -81,59 +79,35 @@ def turn(degrees: float) -> Tensor:
     return (turned + (1 - math.cos(angle)) * torch.outer(axis, axis)).float()
 
 
-# ---------------------------------------------------------------------- CLEAR
-
-
 def check_clear(folder: Path) -> tuple[Path, Path]:
-    """Where training and test images lie."""
-    found = []
-    for names in (("train", "train_image_only"), ("test",)):
-        there = [folder / "clear10" / name / "labeled_images" for name in names]
-        here = next((path for path in there if path.is_dir()), None)
-        if here is None:
-            raise DataError(f"clear: {there[0].resolve()} is missing. {HOW_CLEAR}")
-        for bucket in range(1, 11):
-            if not (here / str(bucket)).is_dir():
-                raise DataError(f"clear: {(here / str(bucket)).resolve()} is missing. {HOW_CLEAR}")
-        found.append(here)
-    return found[0], found[1]
+    """Return the folders of training and test images."""
+    files = [folder / file.path for file in find("clear", folder).files]
+    return files[0].parent, files[-1].parent
 
 
 def clear(folder: Path, size: int, seed: int) -> Stream:
-    """CLEAR-10, the middle of every image in memory; a fifth of each year's training images are held out."""
-    train, test = check_clear(folder)
-    names = sorted({path.name for path in train.glob("*/*") if path.is_dir()})
+    """Return CLEAR-10 with the middle of every image. A fifth of each year's training images validates."""
+    roots = check_clear(folder)
+    names = sorted({path.name for path in roots[0].glob("*/*") if path.is_dir()})
     images: list[Tensor] = []
     labels: list[int] = []
     parts: list[list[Tensor]] = [[], []]
-    for part, here in zip(parts, (train, test), strict=True):
+    for part, root in zip(parts, roots, strict=True):
         for bucket in range(1, 11):
             begin = len(labels)
             for label, name in enumerate(names):
-                for path in sorted((here / str(bucket) / name).glob("*")):
+                for path in sorted((root / str(bucket) / name).glob("*")):
                     if path.suffix.lower() in SUFFIXES:
-                        images.append(_read(path, size))
+                        images.append(read_image(path, size, middle))
                         labels.append(label)
             if len(labels) == begin:
-                raise DataError(f"clear: {here / str(bucket)} has no images in folders of classes")
+                raise DataError(f"clear: {root / str(bucket)} has no images in folders of classes")
             part.append(torch.arange(begin, len(labels)))
-    kept, held = [], []
-    least = min(len(rows) for rows in parts[0])  # experiences of one length
+    train, validation = [], []
+    least = min(len(rows) for rows in parts[0])  # all experiences have the same length
     for rows in parts[0]:
         order = rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))][:least]
-        kept.append(order[least // 5 :])
-        held.append(order[: least // 5])
-    return Stream("CLEAR-10", len(names), torch.stack(images), torch.tensor(labels), kept, held, parts[1])
-
-
-def _read(path: Path, size: int) -> Tensor:
-    import numpy as np
-    from PIL import Image, UnidentifiedImageError
-
-    try:
-        with Image.open(path) as opened:
-            image = opened.convert("RGB")
-    except (OSError, UnidentifiedImageError) as error:
-        raise DataError(f"clear: {path} cannot be read: {error}") from error
-    image = image.resize((size, size), Image.Resampling.BILINEAR, box=middle(*image.size))
-    return torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous()
+        train.append(order[least // 5 :])
+        validation.append(order[: least // 5])
+    stacked = torch.stack(images), torch.tensor(labels)
+    return Stream("CLEAR-10", len(names), *stacked, train, validation, parts[1])

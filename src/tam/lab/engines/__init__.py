@@ -1,1 +1,1 @@
-"""Ways to run trials: `local`, in processes of this machine, and `ray`, as tasks of a cluster."""
+"""What runs trials: processes of this machine, tasks of a Ray cluster, the ranks of a torchrun job."""

@@ -8,7 +8,7 @@ import queue
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from multiprocessing.connection import Connection, wait
 from pickle import UnpicklingError
@@ -16,122 +16,123 @@ from typing import Any
 
 import torch
 
-from tam.lab.engines.work import ATTEMPTS, Event, Job, Place, work
-from tam.lab.store import LabError, key_of
+from tam.lab.core.errors import LabError
+from tam.lab.engines.events import EventHandler, TrialEnded, TrialEvent, TrialFailed
+from tam.lab.engines.job import Job, RunLocation
+from tam.lab.engines.worker import ATTEMPTS, run_jobs
 
-TO_END = 10.0  # seconds processes may take to end when they are asked to
+SHUTDOWN_SECONDS = 10.0  # that processes have to end when they are asked to
 
 
-class Local:
-    """The processes, and who works on what. A context: at its end they are gone.
+class LocalEngine:
+    """The processes and their trials. A context: at its end the processes are gone.
 
     Each process has a pipe of its own: one that is killed in the middle of a message harms no other.
     """
 
-    def __init__(self, place: Place, workers: int, tell: Callable[[Event], None]) -> None:
-        self.place, self.workers, self.tell = place, workers, tell
+    def __init__(self, location: RunLocation, workers: int, on_event: EventHandler) -> None:
+        self.location, self.workers, self.on_event = location, workers, on_event
         self.context = multiprocessing.get_context("spawn")
         self.processes: dict[int, Any] = {}  # by number
         self.pipes: dict[int, Connection] = {}
-        self.at_work: dict[int, dict[str, Job]] = {}  # by number and key
-        self.deaths: dict[str, int] = {}  # of processes, by the key of a trial
+        self.running: dict[int, dict[str, Job]] = {}  # by number and key
+        self.death_counts: dict[str, int] = {}  # of processes, by the key of a trial
         self.failures: list[str] = []
 
-    def __enter__(self) -> Local:
+    def __enter__(self) -> LocalEngine:
         return self
 
     def __exit__(self, *_: object) -> None:
         try:
-            if not any(self.at_work.values()):  # idle ones clean up when asked; by force Python warns
+            if not any(self.running.values()):  # idle ones clean up when asked; by force Python warns
                 for pipe in self.pipes.values():
                     with suppress(OSError):
                         pipe.send(None)
-                self._wait()
+                self._join_processes()
         finally:
             for process in self.processes.values():
                 process.terminate()
             try:
-                self._wait()
+                self._join_processes()
             finally:
                 for process in self.processes.values():
                     process.kill()
                     process.join()
 
-    def _wait(self) -> None:
-        until = time.monotonic() + TO_END
+    def _join_processes(self) -> None:
+        until = time.monotonic() + SHUTDOWN_SECONDS
         for process in self.processes.values():
             process.join(max(0.0, until - time.monotonic()))
 
     def run(self, jobs: Sequence[Job]) -> None:
-        """Runs all of them. Raises LabError where some could not be done."""
+        """Run all jobs. Raises LabError if some failed."""
         waiting = list(reversed(jobs))
         for number in range(min(self.workers, len(jobs))):
             if number not in self.processes:
-                self._start(number)
-        self._hand_out(waiting)
-        while any(self.at_work.values()):
+                self._start_process(number)
+        self._assign_jobs(waiting)
+        while any(self.running.values()):
             ready = wait(list(self.pipes.values()))
-            for number, pipe in list(self.pipes.items()):
-                if pipe in ready:
-                    try:
-                        event = pipe.recv()
-                    except (EOFError, OSError, UnpicklingError):
-                        self._replace(number, waiting)
-                    else:
-                        self._take_note(number, event)
-            self._hand_out(waiting)
+            for number in [number for number, pipe in self.pipes.items() if pipe in ready]:
+                try:
+                    event = self.pipes[number].recv()
+                except (EOFError, OSError, UnpicklingError):
+                    self._replace_process(number, waiting)
+                else:
+                    self._handle_event(number, event)
+            self._assign_jobs(waiting)
         if self.failures:
             raise LabError("\n".join(self.failures))
 
-    def _start(self, number: int) -> None:
+    def _start_process(self, number: int) -> None:
         ours, theirs = self.context.Pipe()
-        process = self.context.Process(target=_main, args=(self.place, theirs), daemon=True)
-        with _seeing(number) if self.place.device == "cuda" else nullcontext():
+        process = self.context.Process(target=_run_worker, args=(self.location, theirs), daemon=True)
+        with show_one_gpu(number) if self.location.device == "cuda" else nullcontext():
             process.start()
         theirs.close()  # so that ours ends with the process
-        self.processes[number], self.pipes[number], self.at_work[number] = process, ours, {}
+        self.processes[number], self.pipes[number], self.running[number] = process, ours, {}
 
-    def _hand_out(self, waiting: list[Job]) -> None:
-        """To whoever has the least to do."""
+    def _assign_jobs(self, waiting: list[Job]) -> None:
+        """Send jobs to the processes with the fewest."""
         while waiting:
-            number = min(self.at_work, key=lambda n: len(self.at_work[n]))
-            if len(self.at_work[number]) >= self.place.together:
+            number = min(self.running, key=lambda n: len(self.running[n]))
+            if len(self.running[number]) >= self.location.trials_per_process:
                 return
             job = waiting.pop()
-            self.at_work[number][key_of(job.config)] = job
-            with suppress(OSError):  # it has just died: we will hear of it
+            self.running[number][job.key] = job
+            with suppress(OSError):  # it has just died: reading from its pipe will fail
                 self.pipes[number].send(job)
 
-    def _take_note(self, number: int, event: Event) -> None:
-        self.tell(event)
-        if event.kind in ("done", "busy", "failed"):
-            self.at_work[number].pop(key_of(event.job.config), None)
-        if event.kind == "failed":
-            self.failures.append(event.detail["message"])
-            if event.detail["stops"]:
-                raise LabError(event.detail["message"])
+    def _handle_event(self, number: int, event: TrialEvent) -> None:
+        self.on_event(event)
+        if isinstance(event, TrialEnded):
+            self.running[number].pop(event.job.key, None)
+        if isinstance(event, TrialFailed):
+            self.failures.append(event.message)
+            if event.stops_run:
+                raise LabError(event.message)
 
-    def _replace(self, number: int, waiting: list[Job]) -> None:
-        """A process has died: another one takes over its trials."""
+    def _replace_process(self, number: int, waiting: list[Job]) -> None:
+        """Start another process after one has died. It takes over the trials."""
         process = self.processes[number]
         process.kill()
         process.join()
-        for key, job in self.at_work[number].items():
-            self.deaths[key] = self.deaths.get(key, 0) + 1
-            if self.deaths[key] < ATTEMPTS:
+        for key, job in list(self.running[number].items()):
+            self.death_counts[key] = self.death_counts.get(key, 0) + 1
+            if self.death_counts[key] < ATTEMPTS:
                 waiting.append(job)
             else:
                 message = f"trial {key}: its process died {ATTEMPTS} times (exit {process.exitcode})"
-                self.failures.append(message)
-        self._start(number)
+                self._handle_event(number, TrialFailed(job, message))
+        self._start_process(number)
 
 
 @contextmanager
-def _seeing(number: int) -> Iterator[None]:
-    """A process that begins inside sees one GPU, the next process the next one; some programs take all."""
+def show_one_gpu(number: int) -> Iterator[None]:
+    """Let a process that starts inside see one GPU, the next process the next one. Some programs take all."""
     before = os.environ.get("CUDA_VISIBLE_DEVICES")
-    known = before.split(",") if before else [str(i) for i in range(max(1, torch.cuda.device_count()))]
-    os.environ["CUDA_VISIBLE_DEVICES"] = known[number % len(known)]
+    gpus = before.split(",") if before else [str(i) for i in range(max(1, torch.cuda.device_count()))]
+    os.environ["CUDA_VISIBLE_DEVICES"] = gpus[number % len(gpus)]
     try:
         yield
     finally:
@@ -139,23 +140,22 @@ def _seeing(number: int) -> Iterator[None]:
         os.environ |= {} if before is None else {"CUDA_VISIBLE_DEVICES": before}
 
 
-def _main(place: Place, pipe: Connection) -> None:
+def _run_worker(location: RunLocation, pipe: Connection) -> None:
+    """Run jobs from the pipe: the main function of a process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends us
-    threading.Thread(target=_end_with_the_parent, daemon=True).start()
+    parent = multiprocessing.parent_process()
 
-    def take(waits: bool) -> Job | None:
+    def exit_with_parent() -> None:  # a parent that is killed cannot end this process
+        if parent is not None:
+            parent.join()
+            os._exit(1)
+
+    def next_job(waits: bool) -> Job | None:
         if not waits and not pipe.poll():
             raise queue.Empty
         job: Job | None = pipe.recv()
         return job
 
+    threading.Thread(target=exit_with_parent, daemon=True).start()
     with suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the parent is gone
-        work(place, take, pipe.send)
-
-
-def _end_with_the_parent() -> None:
-    """A parent that is killed cannot end us; trials go on from their checkpoints."""
-    parent = multiprocessing.parent_process()
-    if parent is not None:
-        parent.join()
-        os._exit(1)
+        run_jobs(location, next_job, pipe.send)

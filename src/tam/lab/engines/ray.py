@@ -1,110 +1,134 @@
-"""Trials as Ray tasks, on this machine or a cluster. The results' folder must be one all machines share.
+"""Trials as Ray tasks, on this machine or a cluster. All machines must share the results folder.
 
-A task is one trial in a process of its own. Where its process or machine is lost, Ray runs it again, and it
-goes on from its checkpoint.
+A task is one trial in a process of its own. If its process or machine is lost, Ray runs it again, and it goes
+on from its checkpoint.
 """
 
 from __future__ import annotations
 
+import os
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
+from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from tam.lab.engines.work import ATTEMPTS, Event, Job, Place, work
-from tam.lab.store import LabError, key_of
+from tam.lab.core.errors import LabError
+from tam.lab.core.store import parse_rows
+from tam.lab.engines.events import EpochEnded, EventHandler, TrialBusy, TrialEvent, TrialFailed
+from tam.lab.engines.job import Job, RunLocation
+from tam.lab.engines.worker import ATTEMPTS, run_jobs
 
-POLL = 0.5  # seconds
+POLL_SECONDS = 0.5
 
 
-class Ray:
+class RayEngine:
     """The connection to Ray. A context: at its end it is closed."""
 
     def __init__(
-        self, place: Place, workers: int, tell: Callable[[Event], None], address: str | None = None
+        self, location: RunLocation, workers: int, on_event: EventHandler, address: str | None = None
     ) -> None:
-        self.place, self.workers, self.tell, self.address = place, workers, tell, address
+        self.location, self.workers, self.on_event, self.address = location, workers, on_event, address
 
-    def __enter__(self) -> Ray:
+    def __enter__(self) -> RayEngine:
         import ray
 
         self.ray = ray
-        slots = self.workers * self.place.together
-        local: dict[str, Any] = {} if self.address else {"num_cpus": slots, "include_dashboard": False}
+        slots = self.workers * self.location.trials_per_process
+        own: dict[str, Any] = {} if self.address else {"num_cpus": slots, "include_dashboard": False}
         on_sigterm = signal.getsignal(signal.SIGTERM)
         try:
-            ray.init(address=self.address or "local", log_to_driver=False, logging_level="warning", **local)
+            # If True, servers listen on all interfaces; `_node_ip_address="127.0.0.1"` does not help.
+            ray._private.ray_constants.ENABLE_RAY_CLUSTER = self.address is not None
+            ray.init(address=self.address or "local", log_to_driver=False, logging_level="warning", **own)
         except Exception as error:  # of many kinds, by what is wrong
             raise LabError(f"Ray cannot be reached or started: {error}") from error
         with suppress(ValueError, TypeError):  # not the main thread's, or not a handler of Python's
             signal.signal(signal.SIGTERM, on_sigterm)  # Ray's own ends the process with a dump of its stack
-        gpus = 1 / self.place.together if self.place.device.startswith("cuda") else 0
-        self.task = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=ATTEMPTS - 1)(_run_one)
+        gpus = 1 / self.location.trials_per_process if self.location.device.startswith("cuda") else 0
+        self.task = ray.remote(num_cpus=1, num_gpus=gpus, max_retries=ATTEMPTS - 1)(_run_task)
         return self
 
     def __exit__(self, *_: object) -> None:
         self.ray.shutdown()  # ends our tasks, too; to cancel one that is just ending can abort this process
 
     def run(self, jobs: Sequence[Job]) -> None:
-        """Runs all of them. Raises LabError where some could not be done."""
-        pending = {self.task.remote(self.place, job): job for job in jobs}
-        epochs = dict.fromkeys((key_of(job.config) for job in jobs), 0)
+        """Run all jobs. Raises LabError if some failed."""
+        monitors = {job.key: JobMonitor(job, self.location.root) for job in jobs}
+        pending = {self.task.remote(self.location, job): job for job in jobs}
         failures: list[str] = []
         while pending:
-            done, _ = self.ray.wait(list(pending), timeout=POLL)
+            done, _ = self.ray.wait(list(pending), timeout=POLL_SECONDS)
             for job in pending.values():
-                self._tell_epochs(job, epochs)
+                if (event := monitors[job.key].new_event()) is not None:
+                    self.on_event(event)
             for reference in done:
                 job = pending.pop(reference)
-                event = self._outcome(reference, job)
-                self.tell(event)
-                if event.kind == "failed":
-                    failures.append(event.detail["message"])
-                    if event.detail["stops"]:
-                        raise LabError(event.detail["message"])
+                try:
+                    ending = self.ray.get(reference)
+                except self.ray.exceptions.RayError as error:
+                    message = f"trial {job.key}: {type(error).__name__} after {ATTEMPTS} attempts: {error}"
+                    ending = TrialFailed(job, message)
+                self.on_event(ending)
+                if isinstance(ending, TrialFailed):
+                    failures.append(ending.message)
+                    if ending.stops_run:
+                        raise LabError(ending.message)
         if failures:
             raise LabError("\n".join(failures))
 
-    def _tell_epochs(self, job: Job, epochs: dict[str, int]) -> None:
-        """What is new in the metrics, which lie where we can read them; of several networks their mean."""
-        key, (first, *others) = key_of(job.config), job.folders(self.place.root)
-        try:
-            found = [first.metrics()]
-            if not found[0] or found[0][-1]["epoch"] <= epochs[key]:
-                return  # a population has many files: they are not read for nothing
-            found += [folder.metrics() for folder in others]
-            epoch = min(rows[-1]["epoch"] if rows else 0 for rows in found)
-            alike = [row for rows in found for row in rows if row["epoch"] == epoch]
-        except (LabError, OSError, KeyError, TypeError):
-            return  # damaged: the task writes them anew from its checkpoint, or tells
-        if epoch > epochs[key]:
-            epochs[key] = epoch
-            names = set.intersection(*map(set, alike))  # SGD has no alignment
-            shown = {name: mean(row[name] for row in alike) for name in names} if others else alike[-1]
-            self.tell(Event("epoch", job, {"epochs": job.config["epochs"], **shown}))
 
-    def _outcome(self, reference: Any, job: Job) -> Event:
-        try:
-            event: Event = self.ray.get(reference)
-        except self.ray.exceptions.RayError as error:
-            message = f"trial {key_of(job.config)}: {type(error).__name__} after {ATTEMPTS} attempts: {error}"
-            return Event("failed", job, {"message": message, "stops": False})
-        return event
+class JobMonitor:
+    """Follows a task by the rows it appends to its metrics files. Only new rows are read."""
+
+    def __init__(self, job: Job, root: Path) -> None:
+        self.job, self.epoch = job, 0
+        paths = [folder.path / "metrics.jsonl" for folder in job.folders(root)]
+        self.offsets = dict.fromkeys(paths, 0)
+        self.rows: dict[Path, dict[int, dict[str, Any]]] = {path: {} for path in paths}  # by epoch
+
+    def new_event(self) -> EpochEnded | None:
+        """Return the last epoch that all trials of the job have ended, if it was not returned before."""
+        first, *others = self.rows
+        epoch = self._read_last_epoch(first)
+        if epoch > self.epoch:  # a population has many files: they are not read for nothing
+            epoch = min([epoch, *map(self._read_last_epoch, others)])
+        if epoch <= self.epoch:
+            return None
+        self.epoch = epoch
+        rows = [by_epoch.get(epoch, {}) for by_epoch in self.rows.values()]
+        # SGD has no alignment.
+        names = [name for name in rows[0] if all(isinstance(row.get(name), int | float) for row in rows)]
+        means = {name: mean(row[name] for row in rows) for name in names}
+        return EpochEnded(self.job, epoch, self.job.config.epochs, means)
+
+    def _read_last_epoch(self, path: Path) -> int:
+        # A damaged file is not reported: the task writes it anew from its checkpoint, or fails.
+        with suppress(OSError, ValueError, KeyError, TypeError, RecursionError), path.open("rb") as file:
+            if os.fstat(file.fileno()).st_size < self.offsets[path]:
+                self.offsets[path] = 0  # the task has begun again, from a checkpoint before
+            file.seek(self.offsets[path])
+            content = file.read()
+            end = content.rfind(b"\n") + 1
+            self.offsets[path] += end
+            self.rows[path] |= {int(row["epoch"]): row for row in parse_rows(content[:end])}
+        return max(self.rows[path], default=0)
 
 
-def _run_one(place: Place, job: Job) -> Event:
-    """In a process of Ray's, which sees the GPU it may use: the trial's last event."""
-    if place.device.startswith("cuda"):
-        place = replace(place, device="cuda")
-    waiting: list[Job | None] = [job, None]
-    events: list[Event] = []
-    for _ in range(ATTEMPTS):
-        work(place.alone(), lambda _: waiting.pop(0), events.append)
-        if events[-1].kind != "busy":
+def _run_task(location: RunLocation, job: Job) -> TrialEvent:
+    """Run a trial in a process of Ray's, which sees the GPU it may use. Return the last event."""
+    device = "cuda" if location.device.startswith("cuda") else location.device
+    location = replace(location, device=device, trials_per_process=1)
+    events: list[Any] = []
+    for attempt in range(ATTEMPTS):
+        if attempt:
+            time.sleep(2.0)  # the process that was lost may still hold it
+        jobs = iter([job, None])
+        run_jobs(location, lambda _, jobs=jobs: next(jobs), events.append)  # type: ignore[misc]
+        if not isinstance(events[-1], TrialBusy):
             break
-        time.sleep(2.0)  # the process that was lost may still hold it
-        waiting[:] = [job, None]
-    return events[-1]
+    ending: TrialEvent = events[-1]
+    return ending

@@ -6,36 +6,44 @@ Every rank makes the same plan and runs every trial; rank 0 alone writes.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import nullcontext
 
 import torch
 import torch.distributed as dist
 
-from tam.lab.engines.work import Event, Job, Place, failure, prepare
-from tam.lab.experiment import experiments
-from tam.lab.store import LabError
+from tam.lab.core.errors import LabError
+from tam.lab.core.registry import get_experiment
+from tam.lab.engines import events
+from tam.lab.engines.events import EventHandler
+from tam.lab.engines.job import Job, RunLocation
+from tam.lab.engines.worker import configure_torch
 
 PATIENCE = 30.0  # seconds: loaders of a run that was killed end a little later, and hold its lock
 
 
 def started() -> bool:
-    """Whether torchrun has started this process."""
+    """Return whether torchrun has started this process."""
     return "TORCHELASTIC_RUN_ID" in os.environ
 
 
-class Torchrun:
+def is_first_rank() -> bool:
+    """Return whether this process is rank 0 of a torchrun job, or of none. Only such a process prints."""
+    return not started() or os.environ.get("RANK", "0") == "0"
+
+
+class TorchrunEngine:
     """The process group. A context: at its end it is gone."""
 
-    def __init__(self, place: Place, tell: Callable[[Event], None]) -> None:
-        self.place, self.tell = place, tell
+    def __init__(self, location: RunLocation, on_event: EventHandler) -> None:
+        self.location, self.on_event = location, on_event
 
-    def __enter__(self) -> Torchrun:
+    def __enter__(self) -> TorchrunEngine:
         self.device = torch.device("cpu")
-        if self.place.device.startswith("cuda"):
+        if self.location.device.startswith("cuda"):
             self.device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
             torch.cuda.set_device(self.device)
-        prepare(self.device)
+        configure_torch(self.device)
         dist.init_process_group("nccl" if self.device.type == "cuda" else "gloo")
         return self
 
@@ -43,28 +51,27 @@ class Torchrun:
         dist.destroy_process_group()
 
     def run(self, jobs: Sequence[Job]) -> None:
-        """Runs all of them. Raises LabError where one could not be done."""
-        writes = dist.get_rank() == 0
+        """Run all jobs. Raises LabError if one fails."""
         for job in jobs:
-            folder = job.folder(self.place.root)
-            folder.writes = writes
-            dist.barrier()  # the results of the trial before this one are there
-            with folder.at_work(PATIENCE) if writes else nullcontext():
-                dist.barrier()
-                self._tell(Event("start", job))
-                trial = experiments()[job.experiment].run
-                arguments = (job.config, folder, self.place.data, self.device, self.place.save_every)
-                try:
-                    # Another job may have finished it while this one waited.
-                    for progress in trial(*arguments) if folder.result is None else ():
-                        if progress is not None:
-                            detail = {"epoch": progress.epoch, "epochs": progress.epochs, **progress.metrics}
-                            self._tell(Event("epoch", job, detail))
-                except Exception as error:
-                    raise LabError(failure(job, error).detail["message"]) from error
-            self._tell(Event("done", job))
+            self._run_job(job)
         dist.barrier()
 
-    def _tell(self, event: Event) -> None:
-        if dist.get_rank() == 0:
-            self.tell(event)
+    def _run_job(self, job: Job) -> None:
+        (folder,) = job.folders(self.location.root)
+        folder.writes = dist.get_rank() == 0
+        on_event = self.on_event if folder.writes else lambda event: None
+        folder.report_progress = lambda progress: on_event(events.EpochEnded.from_progress(job, progress))
+        dist.barrier()  # the results of the trial before this one are there
+        with folder.at_work(PATIENCE) if folder.writes else nullcontext():
+            dist.barrier()
+            on_event(events.TrialStarted(job))
+            trial = get_experiment(job.experiment).run
+            arguments = (job.config, folder, self.location.data, self.device, self.location.save_every)
+            try:
+                # Another job may have finished it while this one waited.
+                for progress in trial(*arguments) if folder.read_result() is None else ():
+                    if progress is not None:
+                        folder.report_progress(progress)
+            except Exception as error:
+                raise LabError(events.TrialFailed.from_error(job, error).message) from error
+        on_event(events.TrialFinished(job))

@@ -1,4 +1,4 @@
-"""The networks of the paper's image classification, and their parameters beside the paper's figures."""
+"""The networks of the paper's image classification, with the paper's numbers of parameters."""
 
 from __future__ import annotations
 
@@ -10,23 +10,20 @@ from torch import nn
 from tam.lab.models.mobilenet import MobileNet
 from tam.lab.models.resnet import Basic, Bottleneck, ResNet
 
-__all__ = ["MODELS", "Model", "get_model", "parameters"]
-
 
 @dataclass(frozen=True)
 class Model:
-    """A network the lab knows."""
+    """A network by name."""
 
     name: str
     title: str
     make: Callable[[int], nn.Module]  # given the number of classes
-    paper: str = ""  # its figure of the parameters
-    note: str = ""  # where that does not fit
+    paper: str = ""  # the paper's number of parameters
+    note: str = ""  # why that number does not fit
 
 
 def _vit(classes: int) -> nn.Module:
-    """ViT-B/32 as timm has it, with fresh weights: a trial names its checkpoint."""
-    import timm
+    import timm  # with new weights: a trial names its checkpoint
 
     model: nn.Module = timm.create_model("vit_base_patch32_224", num_classes=classes)
     return model
@@ -50,9 +47,9 @@ MODELS: Mapping[str, Model] = {
 
 def get_model(name: str) -> Model:
     if name not in MODELS:
-        raise ValueError(f"model {name!r}: must be one of {', '.join(MODELS)}")
+        raise ValueError(f"model must be one of {', '.join(MODELS)}, got {name!r}")
     return MODELS[name]
 
 
-def parameters(model: nn.Module) -> int:
+def count_parameters(model: nn.Module) -> int:
     return sum(p.numel() for p in model.parameters())

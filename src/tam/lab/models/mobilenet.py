@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-# Channels and stride of each depthwise separable convolution. The strides of ImageNet's network are left out
-# where the image would shrink to nothing.
-_LAYERS = (
-    (64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), (512, 1), (512, 1), (512, 1), (512, 1),
-    (512, 1), (1024, 2), (1024, 1),
-)  # fmt: skip
+# Channels and stride of each depthwise separable convolution. Some strides of ImageNet's network are left
+# out: an image of 32 x 32 would shrink to nothing.
+_LAYERS = ((64, 1), (128, 2), (128, 1), (256, 2), (256, 1), (512, 2), *[(512, 1)] * 5, (1024, 2), (1024, 1))
 
 
 class MobileNet(nn.Module):

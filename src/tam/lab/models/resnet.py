@@ -1,4 +1,4 @@
-"""ResNets (He et al. 2015): for images of 32 x 32 with a stem of 3 x 3, and ResNet-50 as for ImageNet."""
+"""ResNets (He et al. 2015) for images of 32 x 32 with a stem of 3 x 3, and ResNet-50 for ImageNet."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch.nn.functional import relu
 
 
 class Basic(nn.Module):
-    """Two convolutions of 3 x 3."""
+    """A block of two convolutions of 3 x 3."""
 
     expansion = 1
 
@@ -27,7 +27,7 @@ class Basic(nn.Module):
 
 
 class Bottleneck(nn.Module):
-    """Convolutions of 1 x 1, 3 x 3 (which has the stride) and 1 x 1."""
+    """A block of convolutions of 1 x 1, 3 x 3 (with the stride) and 1 x 1."""
 
     expansion = 4
 
@@ -54,16 +54,12 @@ def _shortcut(inside: int, outside: int, stride: int) -> nn.Module:
 
 
 class ResNet(nn.Module):
-    """`widths` of the stages, `depths` in blocks; `large` has ImageNet's stem."""
+    """A ResNet: blocks (`depths`) and channels (`widths`) per stage; `large`, with ImageNet's stem."""
 
     def __init__(
-        self,
-        block: type[Basic] | type[Bottleneck],
-        depths: Sequence[int],
-        classes: int,
-        widths: Sequence[int] = (64, 128, 256, 512),
-        large: bool = False,
-    ) -> None:
+        self, block: type[Basic] | type[Bottleneck], depths: Sequence[int], classes: int,
+        widths: Sequence[int] = (64, 128, 256, 512), large: bool = False,
+    ) -> None:  # fmt: skip
         super().__init__()
         inside = widths[0]
         stem: list[nn.Module] = [nn.Conv2d(3, inside, 3, 1, 1, bias=False), nn.BatchNorm2d(inside), nn.ReLU()]

@@ -1,0 +1,85 @@
+"""Write results/README.md, one report per folder and a few charts from the packed results."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+from tam import registry
+from tam.lab.core.results import PACKED_FILE
+from tam.lab.core.selection import PresetGroup, load_groups
+from tam.lab.report import build_report, render_markdown
+from tam.lab.report.model import Report
+from tam.lab.report.render import render_svg
+
+ROOT = Path(__file__).parent
+CHARTS = ("images", "online", "warmup", "graph")  # the folders whose first chart is written as a picture
+COLUMNS = (
+    "folder", "what was run", "trials", "seeds per variant", "hardware, torch",
+    "TAM or AdaTAM against what it is compared with",
+)  # fmt: skip
+HEADER = """\
+# Published results
+
+Each folder holds the trials of one experiment in a packed file, and a report. `tam lab report FOLDER -o
+report.html` writes the page with all charts. `tam lab unpack` gives the run folder back. `make results`
+writes this page and the reports. [What the runs have shown](../docs/findings.md) says what they mean.
+
+"""
+
+
+def main() -> None:
+    """Write all pages."""
+    rows, charts = [], []
+    for packed in sorted(ROOT.glob(f"**/{PACKED_FILE}")):
+        folder, name = packed.parent, packed.parent.relative_to(ROOT).as_posix()
+        groups = load_groups(packed)
+        plans = [plan for group in groups for plan in group.plans]
+        # Registered comparisons have no figures before all of their seeds are run.
+        if any(plan.preset == "registered" and plan.to_run() for plan in plans):
+            rows.append([name, *describe_runs(groups), "no report before all registered seeds are run"])
+            continue
+        report = build_report(groups)
+        (folder / "report.md").write_text(render_markdown(report), encoding="utf-8")
+        rows.append([f"[{name}]({name}/report.md)", *describe_runs(groups), count_verdicts(groups, report)])
+        if name in CHARTS:
+            title, chart = next((s.title, s.charts[0]) for s in report.sections if s.charts)
+            (folder / "chart.svg").write_text(render_svg(chart), encoding="utf-8")
+            charts.append(f"![{title}]({name}/chart.svg)\n\n{title}\n")
+    table = "".join(f"| {' | '.join(row)} |\n" for row in (COLUMNS, ["---"] * len(COLUMNS), *rows))
+    (ROOT / "README.md").write_text("\n".join([HEADER + table, *charts]), encoding="utf-8")
+
+
+def describe_runs(groups: list[PresetGroup]) -> list[str]:
+    """Return the columns on what was run, how often and on what."""
+    results = groups[0].plans[0].results
+    titles = "; ".join(dict.fromkeys(group.plans[0].experiment.title for group in groups))
+    presets = ", ".join(f"`{group.plans[0].preset}`" for group in groups)
+    outcomes = [one for group in groups for plan in group.plans for one in plan.outcomes()]
+    seeds = sorted({len(one.records) for one in outcomes if one.records}) or [0]
+    machines = [record.result["machine"] for record in results]
+    hardware = "; ".join(sorted({f"{one['hardware']}, {one['torch']}" for one in machines}))
+    spread = " to ".join(dict.fromkeys(map(str, (seeds[0], seeds[-1]))))
+    return [f"{titles}: {presets}", str(len(results.records)), spread, hardware]
+
+
+def count_verdicts(groups: list[PresetGroup], report: Report) -> str:
+    """Count the verdicts of the report on variants of TAM and AdaTAM."""
+    torque = {
+        variant.name
+        for group in groups
+        for plan in group.plans
+        for variant in plan.study.variants
+        if registry.get(variant.optimizer).has_alignment and not variant.control_of
+    }
+    variants = [one for preset in report.presets for section in preset.studies for one in section.variants]
+    verdicts = Counter(
+        one.difference.verdict or "no verdict"
+        for one in variants
+        if one.difference is not None and one.name in torque
+    )
+    return ", ".join(f"{count} {verdict}" for verdict, count in verdicts.most_common()) or "not compared"
+
+
+if __name__ == "__main__":
+    main()

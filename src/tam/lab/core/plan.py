@@ -1,0 +1,206 @@
+"""Which trials a study needs, given the results so far. Nothing here reads or writes files."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import mean
+from typing import Any
+
+from tam.lab.core.config import TrialConfig
+from tam.lab.core.errors import LabError
+from tam.lab.core.registry import Experiment
+from tam.lab.core.results import Results, TrialRecord
+from tam.lab.core.study import HALF_DECADE, Study, Variant
+
+MAX_EXTENSIONS = 4  # of a grid, on each side
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What is known of a variant: its finished trials, by seed."""
+
+    variant: Variant
+    lr: float | None  # None while it is not selected
+    at_edge: bool  # the lr is at an edge of its grid
+    records: dict[int, TrialRecord]
+    wanted: int
+    key: str  # of the metric that is compared
+
+    def values(self, key: str) -> dict[int, float]:
+        """Return a figure of the results by seed, without those that are not finite."""
+        figures = {seed: _figure(record, key) for seed, record in self.records.items()}
+        return {seed: figure for seed, figure in figures.items() if math.isfinite(figure)}
+
+    @property
+    def diverged(self) -> int:
+        return sum(record.diverged for record in self.records.values())
+
+    @property
+    def lost(self) -> int:
+        """The number of trials that diverged without a figure to compare."""
+        return len(self.records) - len(self.values(self.key))
+
+
+class Plan:
+    """The trials of one study, as far as the results determine them."""
+
+    def __init__(
+        self, experiment: Experiment, study: Study, results: Results, preset: str = "",
+        whole: Study | None = None,
+    ) -> None:  # fmt: skip
+        self.experiment, self.study, self.results, self.preset = experiment, study, results, preset
+        self.whole = whole or study  # with the variants that were not asked for
+        self._trials: dict[tuple[object, ...], TrialConfig] = {}  # made once: they are checked and hashed
+
+    def trial(self, variant: Variant, lr: float, seed: int, *, test: bool, **more: Any) -> TrialConfig:
+        """Return the config of one trial."""
+        arguments = variant.name, lr, seed, test, *more.items()
+        if arguments not in self._trials:
+            self._trials[arguments] = self.experiment.config(
+                optimizer=variant.optimizer, options=dict(variant.options), lr=lr, seed=seed, test=test,
+                **{**self.study.workload, **variant.settings, **more},
+            )  # fmt: skip
+        return self._trials[arguments]
+
+    def record(self, trial: TrialConfig) -> TrialRecord | None:
+        """Return the trial's record if it is finished."""
+        return self.results.get(trial.key)
+
+    def grid(self, variant: Variant) -> list[float]:
+        """Return the lrs of a variant, ascending. All grids are extended if a winner is at an edge."""
+        if self.study.extend and len(variant.lrs) > 1:
+            return _extended_grid(variant, *self._extensions())
+        return sorted(variant.lrs)
+
+    def _extensions(self) -> tuple[int, int]:
+        """Return how far all grids are extended below and above, given the results so far."""
+        low = high = 0
+        while True:
+            winners = [self._winner(one, _extended_grid(one, low, high)) for one in self._tuned_variants()]
+            known = [winner for winner in winners if winner is not None]
+            if len(known) < len(winners):
+                return low, high  # these must be run first
+            more = low + any(i == 0 for i, _ in known), high + any(i == last for i, last in known)
+            if more == (low, high) or max(more) > MAX_EXTENSIONS:
+                return low, high
+            low, high = more
+
+    def _tuned_variants(self) -> list[Variant]:
+        """Return the variants with a grid. Grids are extended for all of them or none, asked for or not."""
+        variants = self.whole.variants if self.study.extend else self.study.variants
+        return [variant for variant in variants if variant.control_of is None and len(variant.lrs) > 1]
+
+    def tuning_trials(self, variant: Variant, lrs: Sequence[float]) -> list[TrialConfig]:
+        """Return the trials that compare these lrs."""
+        return [self.trial(variant, lr, seed, test=False) for lr in lrs for seed in self.study.tuning_seeds]
+
+    def _winner(self, variant: Variant, lrs: Sequence[float]) -> tuple[int, int] | None:
+        """Return the index of the best lr and the last index. None if trials are missing."""
+        found = [self.tuning_score(variant, lr) for lr in lrs]
+        scores = [score if self.study.higher else -score for score in found if score is not None]
+        if len(scores) < len(lrs):
+            return None
+        return max(range(len(lrs)), key=scores.__getitem__), len(lrs) - 1
+
+    def tuning_score(self, variant: Variant, lr: float) -> float | None:
+        """Return the mean outcome of an lr over the tuning seeds, the worst possible if one diverged."""
+        records = [self.record(trial) for trial in self.tuning_trials(variant, [lr])]
+        finished = [record for record in records if record is not None]
+        if not finished or len(finished) < len(records):
+            return None
+        if any(record.diverged for record in finished):
+            return float("-inf" if self.study.higher else "inf")
+        return mean(_figure(record, self.study.outcome) for record in finished)
+
+    def selected_lr(self, variant: Variant) -> tuple[float, bool] | None:
+        """Return the lr of a variant and whether it is at an edge of its grid. None if not known yet."""
+        if variant.control_of is not None:
+            source = self.selected_lr(self.study.variant(variant.control_of))
+            return None if source is None else (source[0] * variant.lr_ratio, False)
+        lrs = self.grid(variant)
+        if len(lrs) == 1:
+            return lrs[0], False
+        winner = self._winner(variant, lrs)
+        if winner is None or not math.isfinite(self.tuning_score(variant, lrs[winner[0]]) or 0.0):
+            return None  # some were not run, or all have diverged
+        return lrs[winner[0]], winner[0] in (0, winner[1])
+
+    def comparison_trials(self, variant: Variant) -> list[TrialConfig] | None:
+        """Return the trials of the comparison, one per seed. None if the lr is not known yet."""
+        selected = self.selected_lr(variant)
+        if selected is None:
+            return None
+        if variant.damping is None:
+            return [self.trial(variant, selected[0], seed, test=True) for seed in self.study.seeds]
+        source = self.study.variant(variant.control_of or "")
+        source_lr = self.selected_lr(source)
+        assert source_lr is not None  # it is known, or the control's would not be
+        # The next seed of the whole study, also if only some of its seeds are run: a control is one trial.
+        every, step = self.whole.seeds, int(variant.damping == "another")
+        if step and len(every) < 2:
+            raise LabError(f"{self.study.name} has one seed: a control needs another one's d")
+        trials = []
+        for seed in self.study.seeds:
+            source_seed = every[(every.index(seed) + step) % len(every)]
+            key = self.trial(source, source_lr[0], source_seed, test=True).key
+            damping = {"damping": variant.damping, "damping_of": key}
+            trials.append(self.trial(variant, selected[0], seed, test=True, **damping))
+        return trials
+
+    def to_run(self) -> list[tuple[Variant, TrialConfig]]:
+        """Return the trials that can run now and have no result. Empty if the study is done."""
+        tuning = [
+            (variant, trial)
+            for variant in self._tuned_variants()
+            for trial in self.tuning_trials(variant, self.grid(variant))
+            if self.record(trial) is None
+        ]
+        if tuning:  # no test data is read before every lr is selected
+            return tuning
+
+        def has_damping(key: str) -> bool:
+            source = self.results.get(key)
+            return source is not None and not source.diverged  # one that diverged has no d
+
+        return [
+            (variant, trial)
+            for variant in self.study.variants
+            for trial in self.comparison_trials(variant) or []
+            if self.record(trial) is None and (trial.damping_of is None or has_damping(trial.damping_of))
+        ]
+
+    def outcomes(self) -> list[Outcome]:
+        """Return the finished trials of every variant."""
+        outcomes, wanted = [], len(self.study.seeds)
+        for variant in self.study.variants:
+            lr, at_edge = self.selected_lr(variant) or (None, False)
+            records = {trial.seed: self.record(trial) for trial in self.comparison_trials(variant) or []}
+            finished = {seed: record for seed, record in records.items() if record is not None}
+            outcomes.append(Outcome(variant, lr, at_edge, finished, wanted, self.study.outcome))
+        return outcomes
+
+    def duplicates(self) -> dict[str, str]:
+        """Return the variants whose trials are those of an earlier variant, and that variant."""
+        names: dict[str, str] = {}
+        first: dict[frozenset[str], str] = {}
+        for outcome in (one for one in self.outcomes() if one.records):
+            keys = frozenset(record.key for record in outcome.records.values())
+            names[outcome.variant.name] = first.setdefault(keys, outcome.variant.name)
+        return {name: earlier for name, earlier in names.items() if name != earlier}
+
+
+def _figure(record: TrialRecord, key: str) -> float:
+    """Return a number of a result. NaN if it has none."""
+    value = record.result.get(key)
+    if value is not None and not isinstance(value, int | float):
+        raise LabError(f"the result.json of trial {record.key} is damaged: {key!r} is no number")
+    return math.nan if value is None else float(value)
+
+
+def _extended_grid(variant: Variant, low: int, high: int) -> list[float]:
+    """Return a variant's grid with this many half decades more below and above."""
+    lrs = sorted(variant.lrs)
+    below = [lrs[0] / HALF_DECADE**i for i in range(low, 0, -1)]
+    return below + lrs + [lrs[-1] * HALF_DECADE**i for i in range(1, high + 1)]

@@ -1,0 +1,292 @@
+"""The results of runs, read once: from a run folder, a packed file, or a folder that holds a packed file.
+
+A packed file has one line of JSON per trial: key, config, result, metrics by column, scores, and s of every
+step in 16 bits. The first line has the schema, what was run, and the hardware. What is not finite is `null`.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import lzma
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tam.lab.core import store
+from tam.lab.core.alignment import read_alignment
+from tam.lab.core.canonical_defaults import CANONICAL_DEFAULTS
+from tam.lab.core.config import trial_key
+from tam.lab.core.errors import LabError
+
+RUNS_FILE = "runs.json"  # what was run in a folder
+PACKED_FILE = "trials.jsonl.xz"
+RUN_AGAIN = "Remove it and start the runs again. Finished trials are reused"
+SCHEMA = "tam-lab-results/1"
+MAX_BYTES = 256 << 20  # of a packed file, expanded: it may come from somebody else
+MAX_MEMORY = 128 << 20  # of the decompressor
+
+
+@dataclass
+class TrialRecord:
+    """A finished trial. A record from a run folder reads each of its files when it is first needed."""
+
+    key: str
+    stored_result: dict[str, Any]  # as it was written
+    folder: Path | None = None  # None: everything else was given when the record was made
+    unreliable: Sequence[str] = ()  # fields of the result that are wrong: "settings.options"
+
+    @cached_property
+    def result(self) -> dict[str, Any]:
+        """The result without its unreliable fields."""
+        reliable = dict(self.stored_result)
+        for name in self.unreliable:
+            section, _, entry = name.partition(".")
+            reliable[section] = {k: v for k, v in reliable[section].items() if k != entry}
+        return reliable
+
+    @property
+    def diverged(self) -> bool:
+        return bool(self.stored_result["diverged"])
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        """The canonical configuration."""
+        return store.read_json(self._path("config.json"), dict)
+
+    @cached_property
+    def metrics(self) -> list[dict[str, Any]]:
+        """One row per epoch."""
+        return store.read_metrics(self._path("metrics.jsonl"), self.stored_result.get("epochs"))
+
+    @cached_property
+    def alignment(self) -> Tensor | None:
+        """s of every step, if it was recorded, rounded as in a packed file."""
+        path = self._path(store.ALIGNMENT_FILE)
+        return round_alignment(read_alignment(path, self.stored_result)) if path.exists() else None
+
+    @cached_property
+    def scores(self) -> dict[str, dict[str, Any]]:
+        """What was measured of the trained network afterwards, by task."""
+        paths = sorted(self._path(store.SCORES_FOLDER).glob("*.json"))
+        return {path.stem: store.read_json(path, dict) for path in paths}
+
+    def _path(self, name: str) -> Path:
+        assert self.folder is not None
+        return self.folder / name
+
+
+def round_alignment(s: Tensor) -> Tensor:
+    """Return s rounded to multiples of 1/4096 in 16 bits, as float32. Exact values take twice the space."""
+    return (s.float() * 4096).round().div(4096).half().float()
+
+
+def unreliable_fields(result: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the fields of a stored result that are wrong.
+
+    Warm-ups once recorded the options of their second optimizer under the name of the first one.
+    """
+    settings = result.get("settings", {})
+    options = settings.get("options", {})
+    if not {"momentum", "betas"} & options.keys():
+        return ()  # only the options that were given
+    expected = CANONICAL_DEFAULTS.get(settings.get("optimizer", ""), {})
+    is_wrong = any((name in options) != (name in expected) for name in ("betas", "smoothing"))
+    return ("settings.options",) if is_wrong else ()
+
+
+@dataclass
+class Results:
+    """Finished trials by key. A damaged one raises an error when it is asked for, and not before."""
+
+    root: Path | None = None  # the run folder; None: packed
+    records: dict[str, TrialRecord] = field(default_factory=dict)
+    stored_selections: list[dict[str, Any]] = field(default_factory=list)  # what was asked for
+    damaged: dict[str, LabError] = field(default_factory=dict)
+
+    def get(self, key: str) -> TrialRecord | None:
+        """Return the record of a trial, or None if it is not finished."""
+        if key in self.damaged:
+            raise self.damaged[key]
+        return self.records.get(key)
+
+    def __iter__(self) -> Iterator[TrialRecord]:
+        return iter(self.records.values())
+
+    def refresh(self) -> Results:
+        """Read the results that have appeared in the run folder since the last time."""
+        for path in [] if self.root is None else sorted((self.root / "trials").glob("*")):
+            if path.name in self.records:
+                continue
+            self.damaged.pop(path.name, None)
+            try:
+                result = store.read_result(path)
+                if result is not None:
+                    self.records[path.name] = TrialRecord(path.name, result, path, unreliable_fields(result))
+            except LabError as error:
+                self.damaged[path.name] = error
+        return self
+
+
+def load_results(path: Path) -> Results:
+    """Return the results at a path. A folder that does not exist yet has none."""
+    runs, packed = path / RUNS_FILE, path / PACKED_FILE
+    try:
+        if path.is_file():
+            return _read_packed(path)
+        if packed.is_file() and not runs.exists():
+            return _read_packed(packed)
+        selections = store.read_json(runs, list, RUN_AGAIN) if runs.exists() else []
+    except OSError as error:
+        raise LabError(f"{path} cannot be read: {error.strerror}") from error
+    return Results(path, stored_selections=selections).refresh()
+
+
+def load_existing_results(path: Path) -> Results:
+    """Return the results of what was run in a folder or packed. Raise an error if nothing was."""
+    results = load_results(path)
+    if not path.exists():
+        raise LabError(f"No such folder: {path}")
+    if not results.stored_selections:
+        raise LabError(f"{path} holds no results: it has no {RUNS_FILE} or {PACKED_FILE}")
+    return results
+
+
+def _read_packed(path: Path) -> Results:
+    """Read a packed file. One that is damaged, too large or of another schema is refused."""
+    try:
+        header, *trials = map(json.loads, _expand(path).splitlines())
+        if not isinstance(header, dict) or header.get("schema") != SCHEMA:
+            raise ValueError(f"its schema is not {SCHEMA}")
+        records = {trial["key"]: _packed_record(trial) for trial in trials}
+        return Results(records=records, stored_selections=list(header["selections"]))
+    except lzma.LZMAError as error:
+        raise LabError(f"{path} cannot be read as packed results: it is damaged or no .xz file") from error
+    except Exception as error:  # whatever a file from somebody else provokes
+        raise LabError(f"{path} cannot be read as packed results: {error}") from error
+
+
+def _expand(path: Path) -> str:
+    decompressor = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=MAX_MEMORY)
+    text = bytearray()
+    with path.open("rb") as file:
+        while not decompressor.eof:
+            compressed = file.read(1 << 20) if decompressor.needs_input else b""
+            if decompressor.needs_input and not compressed:
+                raise EOFError("it was cut, or is no file of `tam lab pack`")
+            text += decompressor.decompress(compressed, max_length=1 << 24)
+            if len(text) > MAX_BYTES:
+                raise ValueError(f"it expands to more than {MAX_BYTES >> 20} MiB")
+    return text.decode()
+
+
+def _packed_record(line: Mapping[str, Any]) -> TrialRecord:
+    if line["key"] != trial_key(line["config"]):
+        raise ValueError(f"the key {line['key']!r} is not that of its config")
+    result = {k: math.nan if v is None else v for k, v in line["result"].items()}
+    store.check_result(result)
+    record = TrialRecord(line["key"], result, unreliable=tuple(line.get("unreliable", ())))
+    record.config, record.scores = dict(line["config"]), dict(line.get("scores", {}))
+    record.alignment = None
+    if "alignment" in line:
+        content = bytearray(base64.b64decode(line["alignment"], validate=True))
+        record.alignment = torch.frombuffer(content, dtype=torch.float16).float()
+        if not bool((record.alignment.abs() <= 1).all()):
+            raise ValueError(f"the alignment of {line['key']} lies outside of [-1, 1]")
+    record.metrics = []
+    for name, column in line["metrics"].items():  # `pack_metrics` says how they are written
+        values = column["values"] if "values" in column else torch.tensor(column["float32"]).tolist()
+        numbers = column.get("rows", range(len(values)))
+        record.metrics += [{} for _ in range(max(numbers, default=-1) + 1 - len(record.metrics))]
+        for number, value in zip(numbers, values, strict=True):
+            record.metrics[number][name] = math.nan if value is None else value
+    return record
+
+
+def pack(source: Path, target: Path) -> int:
+    """Write the finished trials of a run folder to one file. Return their number."""
+    results = load_existing_results(source)
+    if results.damaged:
+        raise LabError("\n".join(map(str, results.damaged.values())))
+    if not results.records:
+        raise LabError(f"{source} holds no finished trial")
+    records = [results.records[key] for key in sorted(results.records)]
+    machines = {json.dumps(record.stored_result["machine"], sort_keys=True) for record in records}
+    hardware = [json.loads(machine) for machine in sorted(machines)]
+    header = {"schema": SCHEMA, "selections": results.stored_selections, "hardware": hardware}
+    lines = [header, *map(_packed_trial, records)]
+    text = "".join(json.dumps(without_nan(line), allow_nan=False) + "\n" for line in lines)
+    store.write_whole(target, lzma.compress(text.encode(), preset=9 | lzma.PRESET_EXTREME))
+    return len(records)
+
+
+def unpack(source: Path, folder: Path) -> int:
+    """Write a packed file as a run folder, which runs can go on from. Return the number of trials."""
+    results = load_existing_results(source)
+    if folder.exists() and any(folder.iterdir()):
+        raise LabError(f"{folder} is not empty: unpack into a new folder")
+    for record in results:
+        trial = store.TrialFolder(folder, record.config)
+        trial.path.mkdir(parents=True)
+        store.write_whole(trial.path / "config.json", _indented(record.config))
+        trial.begin_with(record.metrics)
+        for task, score in record.scores.items():
+            (trial.path / store.SCORES_FOLDER).mkdir(exist_ok=True)
+            store.write_whole(trial.path / store.SCORES_FOLDER / f"{Path(task).name}.json", _indented(score))
+        if record.alignment is not None:
+            trial.write(store.ALIGNMENT_FILE, record.alignment)
+        store.write_whole(trial.path / "result.json", _indented(record.stored_result))
+    store.write_whole(folder / RUNS_FILE, _indented(results.stored_selections))
+    return len(results.records)
+
+
+def _packed_trial(record: TrialRecord) -> dict[str, Any]:
+    # The digests are of files whose content is stored in another form here.
+    result = {name: value for name, value in record.stored_result.items() if name != "files"}
+    line: dict[str, Any] = {
+        "key": record.key, "config": record.config, "result": result,
+        "metrics": pack_metrics(record.metrics), "unreliable": unreliable_fields(record.stored_result),
+        "scores": record.scores,
+    }  # fmt: skip
+    if record.alignment is not None:
+        line["alignment"] = base64.b64encode(record.alignment.half().numpy().tobytes()).decode()
+    return {name: content for name, content in line.items() if content or name == "metrics"}
+
+
+def pack_metrics(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the metrics by name.
+
+    "rows" are the numbers of the rows that have the metric, if not all do. Values under "float32" were
+    measured in that precision: nine digits hold them exactly.
+    """
+    columns: dict[str, Any] = {}
+    for name in dict.fromkeys(name for row in rows for name in row):
+        numbers = [i for i, row in enumerate(rows) if name in row]
+        values = [rows[i][name] for i in numbers]
+        columns[name] = {"values": values}
+        if all(isinstance(value, float) and math.isfinite(value) for value in values):
+            exact = torch.tensor(values, dtype=torch.float64)
+            if bool((exact.float().double() == exact).all()) and not bool((exact == exact.round()).all()):
+                columns[name] = {"float32": [float(f"{value:.9g}") for value in values]}
+        if len(numbers) < len(rows):
+            columns[name]["rows"] = numbers
+    return columns
+
+
+def without_nan(value: Any) -> Any:
+    """Return the value with null for numbers that are not finite."""
+    if isinstance(value, Mapping):
+        return {k: without_nan(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [without_nan(v) for v in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _indented(value: Any) -> bytes:
+    return json.dumps(value, indent=1).encode() + b"\n"

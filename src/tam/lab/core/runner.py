@@ -1,0 +1,157 @@
+"""Runs an experiment: asks its plans for trials and has an engine run them until none is left."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from tam.lab.core.errors import LabError
+from tam.lab.core.plan import Plan
+from tam.lab.core.registry import Experiment, get_experiment
+from tam.lab.core.results import load_results
+from tam.lab.core.selection import Selection, remember_selection, select_plans
+from tam.lab.engines import torchrun
+from tam.lab.engines.events import EventHandler, Notice, RoundStarted
+from tam.lab.engines.job import Job, RunLocation
+from tam.lab.engines.local import LocalEngine
+
+POLL_SECONDS = 2.0  # between looks at trials another run works on
+ENGINES = ("local", "ray")
+
+
+def make_engine(
+    name: str, location: RunLocation, workers: int, on_event: EventHandler, address: str | None = None
+) -> Any:
+    """Return the engine of this name. Under torchrun there is only one."""
+    if torchrun.started():
+        return torchrun.TorchrunEngine(location, on_event)
+    if name == "ray":
+        from tam.lab.engines.ray import RayEngine
+
+        return RayEngine(location, workers, on_event, address)
+    return LocalEngine(location, workers, on_event)
+
+
+def run(
+    selection: Selection, location: RunLocation, workers: int, on_event: EventHandler,
+    engine: str = "local", address: str | None = None,
+) -> None:  # fmt: skip
+    """Run all selected trials that have no result."""
+    if os.path.isfile(location.root):
+        raise LabError(f"--out {location.root} is a file, not a folder")
+    experiment, results = get_experiment(selection.experiment), load_results(location.root)
+    plans = select_plans(selection, results)
+    _check(experiment, plans, location, engine, address)
+    if experiment.runs_alone or experiment.one_per_process:
+        location = replace(location, trials_per_process=1)
+        workers = 1 if experiment.runs_alone else workers
+    if location.device == "cpu" and experiment.needs_gpu and selection.preset != "smoke":
+        on_event(Notice(f"the preset {selection.preset} is meant for a GPU: on a CPU it takes very long"))
+    with make_engine(engine, location, workers, on_event, address) as running_engine:
+        remember_selection(selection, location.root)
+        last_jobs: list[Job] = []
+        is_waiting = False
+        while jobs := _jobs(experiment, plans):
+            free = jobs if torchrun.started() else [job for job in jobs if not job.is_busy(location.root)]
+            if free and free == last_jobs:
+                message = f"{len(free)} trials left no result in {location.root}"
+                raise LabError(f"{message}: did they run in another folder?")
+            if free:
+                counts, trials = count_trials(plans), sum(job.size for job in free)
+                on_event(RoundStarted(trials, counts.later, counts.later_rounds))
+                running_engine.run(free)
+            else:
+                if not is_waiting:
+                    on_event(Notice(f"another run works on the {len(jobs)} trials that are left: waiting"))
+                time.sleep(POLL_SECONDS)
+            is_waiting, last_jobs = not free, free
+            results.refresh()
+
+
+@dataclass(frozen=True)
+class TrialCounts:
+    """How many trials are left to run. Those of later rounds depend on results: they are an estimate."""
+
+    now: int
+    later: int
+    later_rounds: int
+
+
+def count_trials(plans: Sequence[Plan]) -> TrialCounts:
+    """Count the trials that plans have left. Nothing is run or written."""
+    now: set[str] = set()
+    later: set[str] = set()
+    unknown = later_rounds = 0
+    for plan in plans:
+        trials = [trial for _, trial in plan.to_run()]
+        keys = {trial.key for trial in trials}
+        is_tuning = any(not trial.test for trial in trials)
+        for variant in plan.study.variants:
+            configs = plan.comparison_trials(variant)
+            waiting = {
+                config.key for config in configs or () if plan.record(config) is None
+                and config.key not in keys and (is_tuning or config.damping_of in keys)
+            }  # fmt: skip
+            count_unknown = len(plan.study.seeds) if configs is None and is_tuning else 0
+            if waiting or count_unknown:  # a control whose d is replaced waits for the trial that has it
+                later_rounds = max(later_rounds, 2 if is_tuning and variant.damping else 1)
+            later |= waiting
+            unknown += count_unknown
+        now |= keys
+    return TrialCounts(len(now), len(later - now) + unknown, later_rounds)
+
+
+def _check(
+    experiment: Experiment, plans: Sequence[Plan], location: RunLocation, engine: str, address: str | None
+) -> None:
+    """Raise if trials cannot run, before anything is run or written."""
+    if engine not in ENGINES:
+        raise LabError(f"--engine {engine}: must be one of {', '.join(ENGINES)}")
+    if torchrun.started() and (engine != "local" or not experiment.runs_on_ranks):
+        reason = "--engine ray" if engine != "local" else f"each trial of {experiment.name} has one process"
+        raise LabError(f"{reason}: start it without torchrun")
+    if engine == "ray" and importlib.util.find_spec("ray") is None:
+        raise LabError("--engine ray needs the package ray: pip install 'torque-aware-momentum[ray]'")
+    # A cluster's machines may have GPUs where there are none here.
+    check_device(location.device, torch.cuda.device_count() if address is None else sys.maxsize)
+    for plan in plans:
+        for _, trial in plan.to_run()[:1]:
+            experiment.check(trial, location.data)
+
+
+def check_device(name: str, gpus: int) -> None:
+    """Raise unless the device is the CPU or one of so many GPUs."""
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        device = torch.device("meta")
+    if device.type not in ("cpu", "cuda"):
+        raise LabError(f"--device {name}: must be auto, cpu, cuda or cuda:N")
+    if device.type == "cuda" and (device.index or 0) >= gpus:
+        raise LabError(f"--device {name}: no such GPU, this machine has {gpus or 'none'}")
+
+
+def _jobs(experiment: Experiment, plans: Sequence[Plan]) -> list[Job]:
+    """Return the trials that can run now. Several studies may have the same one."""
+    jobs: dict[str, Job] = {}
+    for plan in plans:
+        for variant, trial in plan.to_run():
+            label = f"{plan.study.name}, {variant.name}, lr {trial.lr:.3g}, seed {trial.seed}"
+            jobs.setdefault(trial.key, Job(experiment.name, trial, label))
+    if experiment.population is None:
+        return list(jobs.values())
+    groups: dict[str, list[Job]] = {}  # of trials that train in one program
+    for job in jobs.values():
+        groups.setdefault(experiment.population.kind(job.config), []).append(job)
+    return [
+        replace(group[0], label=f"{len(group)} networks at once, {kind}",
+                others=tuple(job.config for job in group[1:]))
+        for kind, group in groups.items()
+    ]  # fmt: skip

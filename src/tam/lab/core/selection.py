@@ -1,0 +1,143 @@
+"""What a user asks to run, and how a results folder remembers it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from tam.lab.core import controls
+from tam.lab.core.errors import LabError
+from tam.lab.core.plan import Plan
+from tam.lab.core.registry import get_experiment
+from tam.lab.core.results import RUN_AGAIN, RUNS_FILE, Results, load_existing_results
+from tam.lab.core.store import lock_folder, read_json, write_whole
+from tam.lab.core.study import Study
+
+STORED_TYPES: dict[str, Any] = {
+    "experiment": str, "preset": str, "studies": list, "arms": list, "seeds": int | None, "controls": bool,
+    "given": dict,
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The part of an experiment that is run."""
+
+    experiment: str
+    preset: str
+    studies: tuple[str, ...] = ()  # all, if none is named
+    variants: tuple[str, ...] = ()
+    seeds: int | None = None  # the number of comparison seeds
+    controls: bool = False  # TAM's controls also in studies that have none
+    overrides: dict[str, Any] = field(default_factory=dict)  # of a workload: a checkpoint, a model, tasks ...
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "variants", tuple(map(controls.current_name, self.variants)))
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the stored form. Its keys never change."""
+        return {
+            "experiment": self.experiment, "preset": self.preset, "studies": self.studies,
+            "arms": self.variants, "seeds": self.seeds, "controls": self.controls, "given": self.overrides,
+        }  # fmt: skip
+
+    @classmethod
+    def from_json(cls, stored: Mapping[str, Any]) -> Selection:
+        """Return the selection with this stored form. Fields that did not exist yet have their defaults."""
+        for key, kind in STORED_TYPES.items():
+            if key in stored and not isinstance(stored[key], kind):
+                raise TypeError(f"{key!r} is of a wrong type")
+        return cls(
+            str(stored["experiment"]), str(stored["preset"]), tuple(map(str, stored.get("studies", ()))),
+            tuple(map(str, stored.get("arms", ()))), stored.get("seeds"), bool(stored.get("controls", False)),
+            dict(stored.get("given", {})),
+        )  # fmt: skip
+
+
+def select_plans(selection: Selection, results: Results) -> list[Plan]:
+    """Return the plans of the selected studies."""
+    experiment = get_experiment(selection.experiment)
+    if selection.preset not in experiment.presets:
+        names = ", ".join(experiment.presets)
+        raise LabError(f"{experiment.name} has no preset {selection.preset!r}; it has {names}")
+    studies = experiment.presets[selection.preset]
+    unknown = [name for name in selection.studies if name not in {study.name for study in studies}]
+    if unknown:
+        names = ", ".join(study.name for study in studies)
+        raise LabError(f"the preset {selection.preset} has no study {unknown[0]!r}; it has {names}")
+    selected = [study for study in studies if not selection.studies or study.name in selection.studies]
+    if selection.controls:
+        if not any(study.controls for study in selected):
+            raise LabError(f"{experiment.name} has no controls of TAM")
+        selected = [controls.with_controls(study) for study in selected]
+    for key in selection.overrides:
+        if not all(key in study.workload for study in selected):
+            raise LabError(f"studies of {experiment.name}, preset {selection.preset}, take no {key}")
+    selected = [experiment.override(study, selection.overrides) for study in selected]
+    wanted = set(selection.variants)
+    having = [study for study in selected if wanted <= {variant.name for variant in study.variants}]
+    plans = []
+    for study in having or selected:  # if no study has these variants, the error names one
+        part = study.only(selection.variants, selection.seeds, selection.controls)
+        plans.append(Plan(experiment, part, results, selection.preset, study))
+    return plans
+
+
+def remember_selection(selection: Selection, root: Path) -> None:
+    """Note in the folder what was run, so that status and report need only the folder."""
+    with lock_folder(root):  # another run may do the same
+        path = root / RUNS_FILE
+        stored = read_json(path, list, RUN_AGAIN) if path.exists() else []
+        known = selections_of(Results(root, stored_selections=stored))
+        if selection not in known:
+            known.append(selection)
+        write_whole(path, json.dumps([one.to_json() for one in known], indent=1).encode() + b"\n")
+
+
+def selections_of(results: Results) -> list[Selection]:
+    """Return what was asked for when the results were made."""
+    try:
+        return [Selection.from_json(stored) for stored in results.stored_selections]
+    except (ValueError, TypeError, AttributeError, KeyError) as error:
+        source = RUNS_FILE if results.root is None else results.root / RUNS_FILE
+        raise LabError(f"{source} is damaged: {error}. {RUN_AGAIN}") from error
+
+
+def read_selections(path: Path) -> list[Selection]:
+    """Return what was run in a folder or packed."""
+    return selections_of(load_existing_results(path))
+
+
+@dataclass(frozen=True)
+class PresetGroup:
+    """A preset of which something was run: those studies, as it has them, and its others."""
+
+    plans: list[Plan]
+    not_run: tuple[Study, ...]
+
+    @property
+    def planned(self) -> list[Study]:
+        return [*(plan.study for plan in self.plans), *self.not_run]
+
+
+def load_groups(path: Path) -> list[PresetGroup]:
+    """Return everything that was run in a folder or packed, by experiment and preset.
+
+    A study that was run in part is whole.
+    """
+    results = load_existing_results(path)
+    plans_by_preset: dict[tuple[str, str], dict[str, Plan]] = {}
+    for selection in sorted(selections_of(results), key=lambda one: one.controls):  # more variants last
+        plans = plans_by_preset.setdefault((selection.experiment, selection.preset), {})
+        for plan in select_plans(replace(selection, variants=(), seeds=None), results):
+            plans[plan.study.identity] = plan
+    groups = []
+    for (name, preset), plans in plans_by_preset.items():
+        studies = get_experiment(name).presets[preset]
+        order, names = [study.name for study in studies], {plan.study.name for plan in plans.values()}
+        in_order = sorted(plans.values(), key=lambda plan: order.index(plan.study.name))
+        groups.append(PresetGroup(in_order, tuple(study for study in studies if study.name not in names)))
+    return groups

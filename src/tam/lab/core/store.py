@@ -1,0 +1,328 @@
+"""A trial's folder: its config, metrics as they come, checkpoints and the result.
+
+    trials/3f2a90c1d4e7/config.json        what determines the trial; its hash is the folder's name
+                        metrics.jsonl      one line per epoch
+                        checkpoint-*.pt    the last two, each with the digest of its content in its name
+                        alignment.pt       s of every step; the result holds its digest
+                        result.json        when the trial is finished
+
+Every file is written completely or not at all, so a process can be killed at any moment. A folder may come
+from somebody else: links are not followed when files are written, and a LabError names a damaged file.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import io
+import json
+import os
+import re
+import shutil
+import stat
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from filelock import FileLock, Timeout
+
+from tam.lab.core.config import TrialConfig, trial_key
+from tam.lab.core.environment import describe_machine
+from tam.lab.core.errors import BusyError, LabError
+
+ALIGNMENT_FILE = "alignment.pt"  # s of every step
+SCORES_FOLDER = "mteb"  # what was measured of the trained network
+CHECKPOINT_NAME = re.compile(r"checkpoint-(\d{1,9})-([0-9a-f]{16})\.pt")  # epoch and digest
+CHECKPOINTS = 2  # the last one, and the one before it should that be damaged
+MAX_DEPTH = 50  # of JSON
+RERUN = "Remove the trial's folder, and it is run again"
+
+# Types of what is read of a result and its timing.
+REQUIRED = {"diverged": bool, "timing": dict, "machine": dict, "seconds": int | float}
+OPTIONAL = {"epochs": int, "settings": dict, "files": dict, "together": int, "date": str}
+
+T = TypeVar("T", dict[str, Any], list[Any])
+
+
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file completely, or leave the one that is there."""
+    part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    try:
+        part.unlink(missing_ok=True)
+        with part.open("xb") as file:  # O_CREAT | O_EXCL: a link that appears meanwhile is not followed
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    except OSError as error:
+        with suppress(OSError):
+            part.unlink(missing_ok=True)
+        raise explain_write_error(error, path) from error
+
+
+def explain_write_error(error: OSError, path: Path) -> LabError:
+    """Return the error to raise if a file cannot be written."""
+    reason = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else error.strerror
+    if error.errno in (errno.EEXIST, errno.ENOTDIR):
+        reason = "a file is in its place, or in that of a folder above it"
+    hint = "What was saved before is intact: once there is room, the same command continues from there"
+    return LabError(f"{path} cannot be written: {reason}. {hint}")
+
+
+def read_json(path: Path, kind: type[T], hint: str = "") -> T:
+    """Return the content of a JSON file that holds a dict or a list. `hint` says what to do if it is damaged.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        LabError: If it cannot be read or is damaged.
+    """
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+        _check_depth(value)
+        if not isinstance(value, kind):
+            raise ValueError(f"it holds a {type(value).__name__}, not a {kind.__name__}")
+        return value
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise LabError(f"{path} cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise LabError(f"{path} is damaged: {error}. {hint}".strip()) from error
+
+
+def _check_depth(value: Any, left: int = MAX_DEPTH) -> None:
+    """Raise if JSON is nested so deeply that code which walks through it could fail."""
+    if left == 0:
+        raise ValueError(f"it is nested more than {MAX_DEPTH} levels deep")
+    for child in value.values() if isinstance(value, dict) else value if isinstance(value, list) else ():
+        _check_depth(child, left - 1)
+
+
+def digest_of(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()[:16]
+
+
+def digest_of_folder(folder: Path) -> str:
+    """Return a digest of the names and contents of its files, without hidden files and *.md."""
+    files = [path for path in sorted(folder.iterdir()) if path.is_file() and path.suffix.lower() != ".md"]
+    lines = [f"{file.name} {digest_of(file.read_bytes())}\n" for file in files if file.name[0] != "."]
+    return digest_of("".join(lines).encode())
+
+
+@contextmanager
+def _hold_lock(path: Path, patience: float) -> Iterator[None]:
+    """Hold a lock file inside. The system releases it if the process is killed.
+
+    filelock itself refuses to follow a link on systems with O_NOFOLLOW. On others a link that replaces the
+    file after the check is followed, but nothing is ever written to it.
+    """
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_symlink() or (path.exists() and not path.is_file()):
+            raise LabError(f"{path} is not a regular file: remove it")
+        lock = FileLock(path)
+        lock.acquire(timeout=patience, poll_interval=0.1)
+    except Timeout as error:
+        raise BusyError(f"another process works on {path.parent}") from error
+    except OSError as error:
+        raise explain_write_error(error, path.parent) from error
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+@contextmanager
+def lock_folder(root: Path) -> Iterator[None]:
+    """Hold the lock of a results folder inside, to change a JSON file there."""
+    with _hold_lock(root / ".lock", -1):
+        for part in root.glob(".*.json.*.part"):  # of processes that were killed: others do not write now
+            with suppress(OSError):
+                part.unlink()
+        yield
+
+
+def read_result(trial: Path) -> dict[str, Any] | None:
+    """Return the result of the trial in this folder. None if it is not finished."""
+    path, hint = trial / "result.json", "Remove it, and the trial is run again"
+    try:
+        result = read_json(path, dict, hint)
+        check_result(result)
+        return result
+    except FileNotFoundError:
+        return None
+    except ValueError as error:
+        raise LabError(f"{path} is damaged: {error}. {hint}") from error
+
+
+def check_result(result: Mapping[str, Any]) -> None:
+    """Raise ValueError if a result misses a value that every result has, or has one of a wrong type."""
+    timing = result.get("timing")
+    values = {**result, **timing} if isinstance(timing, dict) else result
+    for key, kind in (REQUIRED | OPTIONAL).items():
+        if not isinstance(values.get(key), kind) and (key in REQUIRED or key in values):
+            raise ValueError(f"{key!r} is missing or of a wrong type")
+
+
+def parse_rows(content: bytes) -> list[dict[str, Any]]:
+    """Return the rows of JSON lines. A last one that was not written completely is left out."""
+    rows = [json.loads(line) for line in content.split(b"\n")[:-1]]
+    if not all(isinstance(row, dict) for row in rows):
+        raise ValueError("a line holds no dict")
+    return rows
+
+
+def read_metrics(path: Path, epochs: int | None = None) -> list[dict[str, Any]]:
+    """Return the rows of a metrics file. A finished trial has one for each of its `epochs`."""
+    try:
+        rows = parse_rows(path.read_bytes() if path.exists() else b"")
+        if epochs is not None and len(rows) != epochs:
+            raise ValueError(f"it has {len(rows)} lines, but the result is of {epochs} epochs")
+        return rows
+    except OSError as error:
+        raise LabError(f"{path} cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise LabError(f"{path} is damaged: {error}. {RERUN}") from error
+
+
+class TrialFolder:
+    """The folder of one trial."""
+
+    def __init__(self, root: Path, config: TrialConfig | Mapping[str, Any]) -> None:
+        self.config = config.canonical if isinstance(config, TrialConfig) else dict(config)
+        self.key = trial_key(self.config)
+        self.path = root / "trials" / self.key
+        self.writes = True  # False on ranks that take part in a trial another rank writes
+        self.trials_together = 1  # so many trials shared the device
+        self.rows: list[dict[str, Any]] = []  # the metrics, while the trial runs
+        # For a trial that cannot yield its progress: an engine sets it.
+        self.report_progress: Callable[[Any], None] = lambda progress: None
+        self._alignment_digest: str | None = None  # of the alignment, if it was written
+
+    def read_result(self) -> dict[str, Any] | None:
+        """Return the result of a finished trial."""
+        return read_result(self.path)
+
+    def finish(self, result: Mapping[str, Any], seconds: float, device: torch.device) -> None:
+        """Write the result with how long it took, when and where. The checkpoints are removed."""
+        if not self.writes:
+            return
+        today = datetime.now(timezone.utc).date().isoformat()
+        timing = {"seconds": seconds, "together": self.trials_together, "date": today}
+        files = {} if self._alignment_digest is None else {"files": {ALIGNMENT_FILE: self._alignment_digest}}
+        whole = {**result, **files, "timing": timing, "machine": describe_machine(device)}
+        write_whole(self.path / "result.json", _json(whole, indent=1))
+        for _, _, path in self._checkpoints():
+            path.unlink(missing_ok=True)
+
+    @contextmanager
+    def at_work(self, patience: float = 0.5) -> Iterator[None]:
+        """Hold the trial's lock inside. Another process has some seconds to release it.
+
+        It may have finished the trial: read the result inside.
+        """
+        with _hold_lock(self.path / "lock", patience):
+            for part in self.path.glob(".*.part"):  # of a process that was killed
+                if part.is_dir() and not part.is_symlink():
+                    shutil.rmtree(part, ignore_errors=True)
+                else:
+                    part.unlink(missing_ok=True)
+            write_whole(self.path / "config.json", _json(self.config, indent=1))
+            yield
+
+    def busy(self) -> bool:
+        """Return whether a process works on the trial. Nothing is written: the folder may be read-only."""
+        path = self.path / "lock"
+        try:
+            if not stat.S_ISREG(path.lstat().st_mode):
+                return False
+            if sys.platform == "win32":
+                FileLock(path).acquire(timeout=0).lock.release()
+            else:  # as filelock does, which opens the file for writing, and in some versions truncates it
+                import fcntl
+
+                with path.open("rb") as file:
+                    fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: others may look, too
+        except (Timeout, BlockingIOError):
+            return True
+        except OSError:
+            pass  # there is none, or it cannot be opened: that is reported when the trial starts
+        return False
+
+    def log(self, row: Mapping[str, Any]) -> None:
+        """Append a line to the metrics."""
+        self.rows.append(dict(row))
+        path = self.path / "metrics.jsonl"
+        try:
+            if self.writes:
+                with path.open("ab") as file:
+                    file.write(_json(row))
+        except OSError as error:
+            raise explain_write_error(error, path) from error
+
+    def metrics(self) -> list[dict[str, Any]]:
+        """Return the rows so far."""
+        return read_metrics(self.path / "metrics.jsonl")
+
+    def write(self, name: str, value: Any) -> None:
+        """Write a file beside the others."""
+        if self.writes:
+            content = _serialized(value)
+            write_whole(self.path / name, content)
+            if name == ALIGNMENT_FILE:
+                self._alignment_digest = digest_of(content)
+
+    def save(self, epoch: int, state: Mapping[str, Any]) -> None:
+        """Write a checkpoint, from which `load` continues after this epoch."""
+        if not self.writes:
+            return
+        content = _serialized({"epoch": epoch, "state": dict(state), "rows": json.dumps(self.rows)})
+        write_whole(self.path / f"checkpoint-{epoch:06d}-{digest_of(content)}.pt", content)
+        for _, _, path in self._checkpoints()[CHECKPOINTS:]:
+            path.unlink(missing_ok=True)
+
+    def load(self, device: torch.device) -> tuple[int, dict[str, Any]] | None:
+        """Return the epoch and state of the last intact checkpoint. The metrics become those up to there."""
+        checkpoint, self.rows = None, []
+        for epoch, digest, path in self._checkpoints():
+            try:
+                content = path.read_bytes()
+                stored = torch.load(io.BytesIO(content), map_location=device, weights_only=True)
+                # Checkpoints of older versions hold no epoch.
+                if digest_of(content) != digest or stored.get("epoch", epoch) != epoch:
+                    raise ValueError("digest or epoch differ from the file's name")
+                checkpoint, self.rows = (epoch, stored["state"]), json.loads(stored["rows"])
+                break
+            except Exception:  # torch raises whatever its reader meets
+                warnings.warn(f"{path} is damaged: going on from the checkpoint before it", stacklevel=2)
+                if self.writes:
+                    with suppress(OSError):
+                        path.unlink()  # it would take the place of a good one
+        self.begin_with(self.rows)
+        return checkpoint
+
+    def begin_with(self, rows: list[dict[str, Any]]) -> None:
+        """Set the metrics to these rows. `log` adds to them."""
+        self.rows = rows
+        if self.writes:
+            write_whole(self.path / "metrics.jsonl", b"".join(map(_json, rows)))
+
+    def _checkpoints(self) -> list[tuple[int, str, Path]]:
+        """Return the epoch, digest and path of each, the newest first. Other files are not ours."""
+        names = [CHECKPOINT_NAME.fullmatch(path.name) for path in self.path.glob("checkpoint-*")]
+        return sorted([(int(name[1]), name[2], self.path / name[0]) for name in names if name], reverse=True)
+
+
+def _json(value: Mapping[str, Any], indent: int | None = None) -> bytes:
+    return json.dumps(value, indent=indent).encode() + b"\n"
+
+
+def _serialized(value: Any) -> bytes:
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    return buffer.getvalue()

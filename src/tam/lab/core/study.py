@@ -1,0 +1,153 @@
+"""A study: a workload, and the variants that are compared on it.
+
+The lr of each variant is selected with tuning seeds. The variants are then compared at those lrs with other
+seeds, whose test data is read once, at the end.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from tam.lab.core.errors import LabError
+
+HALF_DECADE = 10**0.5
+Table = tuple[list[str], list[list[str]]]  # header and rows
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What is compared: an optimizer with its options, and the learning rates to select from.
+
+    A control (see `core.controls`) has the lr of another variant, times `lr_ratio`. With `damping`, the d of
+    that variant replaces its own: constant at the run's mean ("mean"), in shuffled order ("shuffled"), or as
+    the next seed of the study recorded it ("another").
+    """
+
+    name: str
+    optimizer: str
+    lrs: tuple[float, ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)  # of the trial, instead of the study's
+    versus: str | None = None  # what it is compared with, instead of the study's baseline; "": nothing
+    against: tuple[str, ...] = ()  # further variants it is compared with
+    control_of: str | None = None
+    lr_ratio: float = 1.0
+    damping: str | None = None
+
+
+@dataclass(frozen=True)
+class Study:
+    """A workload and the variants compared on it."""
+
+    name: str
+    title: str
+    workload: Mapping[str, Any]
+    variants: tuple[Variant, ...]
+    baseline: str  # the variant the others are compared with
+    seeds: tuple[int, ...]  # of the comparison
+    tuning_seeds: tuple[int, ...] = ()  # of the selection of lrs; a single lr needs none
+    extend: bool = False  # extend the grids until every variant's winner is inside
+    paper: Mapping[str, tuple[float, float | None]] = field(default_factory=dict)  # mean, spread by variant
+    outcome: str = "validation"  # the figure of a result that is compared
+    label: str = "validation %"
+    higher: bool = True  # is better
+    margin: float = 0.2  # smaller differences do not matter
+    digits: int = 2  # after the point
+    test_label: str = "test %"
+    choices: Mapping[str, str] = field(default_factory=dict)  # instead of the experiment's
+    controls: bool = True  # whether its variants can have controls
+    small: bool = False  # it only shows that everything runs
+
+    def __post_init__(self) -> None:
+        names = [variant.name for variant in self.variants]
+        others = {name for variant in self.variants for name in (variant.versus, *variant.against) if name}
+        unknown = ", ".join(sorted({self.baseline, *others} - set(names)))
+        if len(set(names)) < len(names):
+            raise ValueError(f"study {self.name}: two variants have the same name")
+        if unknown:
+            raise ValueError(f"study {self.name}: compares with unknown variants: {unknown}")
+        if set(self.seeds) & set(self.tuning_seeds) or not self.seeds:
+            raise ValueError(f"study {self.name}: needs seeds, and other seeds for tuning")
+        for variant in self.variants:
+            if (variant.control_of is None) != bool(variant.lrs):
+                raise ValueError(f"study {self.name}: {variant.name} needs lrs, or none if it is a control")
+            if len(variant.lrs) > 1 and not self.tuning_seeds:
+                raise ValueError(f"study {self.name}: {variant.name} has a grid, which needs tuning seeds")
+
+    @property
+    def identity(self) -> str:
+        """The name and the workload: studies of one name can differ in model, tasks or files."""
+        return f"{self.name} {json.dumps(self.workload, sort_keys=True)}"
+
+    def only(self, names: Sequence[str], seeds: int | None, controls: bool = False) -> Study:
+        """Return the study with these variants (and those they need), and with its first seeds only."""
+        wanted = {self.variant(name).name for name in names} or {variant.name for variant in self.variants}
+        wanted |= {one.control_of for one in self.variants if one.name in wanted and one.control_of}
+        wanted |= {one.versus for one in self.variants if one.name in wanted and one.versus}
+        wanted |= {one.name for one in self.variants if controls and one.control_of in names}
+        wanted.add(self.baseline)
+        variants = tuple(
+            replace(variant, against=tuple(name for name in variant.against if name in wanted))
+            for variant in self.variants
+            if variant.name in wanted
+        )
+        if seeds is not None and seeds > len(self.seeds):
+            raise LabError(f"{self.name} has {len(self.seeds)} seeds, not {seeds}")
+        return replace(self, variants=variants, seeds=self.seeds[:seeds])
+
+    def trials(self) -> int:
+        """Return the number of trials, at most, unless grids are extended. Two variants may share some."""
+        tuned = sum(len(variant.lrs) for variant in self.variants if len(variant.lrs) > 1)
+        return tuned * len(self.tuning_seeds) + len(self.variants) * len(self.seeds)
+
+    def variant(self, name: str) -> Variant:
+        """Return the variant with this name."""
+        for variant in self.variants:
+            if variant.name == name:
+                return variant
+        names = ", ".join(f'"{variant.name}"' for variant in self.variants)
+        raise LabError(f'{self.name} has no variant "{name}"; it has {names}')
+
+    def comparisons(self) -> list[tuple[str, str]]:
+        """Return what is compared with what: variants with the baseline, others, and their controls."""
+        first = [(one.name, self.compared_with(one)) for one in self.variants if not one.control_of]
+        further = [(variant.name, other) for variant in self.variants for other in variant.against]
+        with_controls = [(one.control_of, one.name) for one in self.variants if one.control_of]
+        return [*((name, other) for name, other in first if other), *further, *with_controls]
+
+    def compared_with(self, variant: Variant) -> str:
+        """Return what a variant is compared with first; "" for the baseline itself and for controls."""
+        if variant.versus is not None:
+            return variant.versus
+        return "" if variant.name == self.baseline or variant.control_of else self.baseline
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A chart of the report: a metric by epoch, or by whatever `epochs` counts."""
+
+    key: str
+    title: str
+    label: str
+    log: bool = False
+    by: str = "epoch"
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A metric that progress lines show."""
+
+    key: str
+    format: str = ".3f"
+    higher_is_better: bool | None = None  # None: neither
+
+
+@dataclass(frozen=True)
+class Population:
+    """Trials of one kind that train together in one program, instead of one by one."""
+
+    run: Callable[..., Iterator[Any]]  # takes configs, folders, data folder, device and save_every
+    kind: Callable[[Any], str]

@@ -1,1 +1,0 @@
-"""Sentence encoders, scored by mteb on files that lie here."""

@@ -1,0 +1,165 @@
+"""Image classification: the paper's Table 1, and its appendix's table of other networks.
+
+The paper's grids are decades. Those of `fair` are half decades in one range of effective lr for all variants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
+from itertools import product
+from typing import Any
+
+from tam.lab.core import controls, presets
+from tam.lab.core.registry import Experiment, ReportExtras
+from tam.lab.core.study import Metric, Study, Variant
+from tam.lab.experiments.images import trial
+from tam.lab.report import damping_charts
+from tam.lab.training.factory import CHECKPOINT_OPTION
+from tam.registry import OPTIMIZERS
+
+CHOICES = {
+    "batch size": "128, the usual one for ResNets on CIFAR: the paper does not say.",
+    "schedule": "cosine from the lr to 0, set once per epoch: the paper does not say.",
+    "weight decay": "1e-4 unless the study says otherwise, coupled: the paper does not say. SGDM reaches the "
+    "paper's 93.6 with 1e-4. 5e-4 is the stronger baseline, so the main comparison runs at both.",
+    "augmentation": "crops of the image padded by 4 pixels, and flips: the paper does not say.",
+    "split": "40,000 training and 10,000 validation images, like in the paper, drawn for each seed.",
+    "outcome": "the last epoch's accuracy on the validation images, fixed beforehand. The paper's is a "
+    "validation accuracy, but it does not say of which epoch.",
+    "precision": "bfloat16 autocast on GPUs, float32 on CPUs. Parameters and optimizer state are float32.",
+}
+TEST_FIGURES = "this table of its appendix has test accuracies: compare them with our column of test %."
+CHOICES_VIT = {
+    "network": "ViT-B/32, whose 87M parameters are the paper's, with timm's weights unless --checkpoint says "
+    "otherwise: the paper does not say.",
+    "pixels": "normalized by CIFAR's own moments, like in the other studies.",
+    "epochs": "10, with images of 224 x 224: the paper does not say.",
+    "weight decay": "none, which is usual in fine-tuning: the paper does not say.",
+    "the paper's figures": TEST_FIGURES,
+}
+METRICS = (Metric("loss", ".3f", False), Metric("validation", ".2f", True), Metric("alignment", "+.3f"))
+
+NAMES = ("sgd", "sgdm", "tam", "adam", "angulargrad", "adatam")
+# Table 1 and the appendix's table: mean and spread of the six, in this order.
+PAPER: Mapping[str, tuple[tuple[float, float], ...]] = {
+    "cifar10-resnet18": ((93.3, 0.1), (93.6, 0.3), (94.2, 0.2), (93.4, 0.1), (93.3, 0.2), (93.3, 0.3)),
+    "cifar10-resnet34": ((93.8, 0.1), (93.9, 0.2), (94.3, 0.2), (93.6, 0.2), (93.7, 0.2), (93.3, 0.1)),
+    "cifar100-resnet18": ((73.1, 0.3), (73.2, 0.2), (73.8, 0.1), (70.1, 0.3), (70.9, 0.2), (72.7, 0.3)),
+    "cifar100-resnet34": ((73.6, 0.1), (74.7, 0.1), (74.3, 0.3), (71.7, 0.1), (71.2, 0.2), (72.9, 0.1)),
+    "cifar10-mobilenet": ((93.7, 0.2), (93.9, 0.1), (93.9, 0.2), (92.7, 0.1), (91.7, 0.1), (93.1, 0.1)),
+    "cifar100-mobilenet": ((72.8, 0.1), (72.8, 0.3), (72.8, 0.1), (69.8, 0.1), (66.4, 0.1), (70.7, 0.3)),
+}
+PAPER_VIT = {
+    "cifar10": {"SGD": (97.1, 0.1), "SGDM": (97.7, 0.1), "TAM": (97.7, 0.1)},
+    "cifar100": {"SGD": (74.4, 0.6), "SGDM": (85.3, 0.2), "TAM": (86.2, 0.2)},
+}
+VIT_LRS = (0.01, 0.03, 0.1, 0.3)
+TITLES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "svhn": "SVHN", "resnet18": "ResNet18",
+          "resnet34": "ResNet34", "mobilenet": "MobileNet", "digits": "scikit-learn's digits",
+          "tiny": "A small ResNet"}  # fmt: skip
+DECAY: dict[str, Any] = {"weight_decay": 1e-4}
+RESNET18: dict[str, Any] = {"data": "cifar10", "model": "resnet18", "epochs": 200, "batch": 128}
+SEEDS: dict[str, Any] = {"seeds": (0, 1, 2)}  # the paper does not say how many
+TUNED: dict[str, Any] = {**SEEDS, "tuning_seeds": (100,)}
+PAPER_GRIDS = {name: OPTIMIZERS[name].lr_grid for name in NAMES}
+TWO_LRS = {"sgdm": (0.1,), "tam": (0.2,)}
+SMOKE_LRS = {"sgdm": (0.1,), "tam": (0.02, 0.2)}
+
+
+def image_experiment(**declared: Any) -> Experiment:
+    """Return an experiment whose trials are those of image classification."""
+    common: dict[str, Any] = {
+        "run": trial.run, "config": trial.Config, "check": trial.check, "choices": CHOICES,
+        "curves": presets.CURVES, "metrics": METRICS,
+        "extras": ReportExtras(figures=damping_charts.distribution),
+    }  # fmt: skip
+    return Experiment(**{**common, **declared})
+
+
+def variants(weight_decay: float, lrs: Mapping[str, tuple[float, ...]]) -> tuple[Variant, ...]:
+    """Return the paper's optimizers for which there are lrs, and TAM's controls."""
+    names, options = [name for name in NAMES if name in lrs], {"weight_decay": weight_decay}
+    compared = [Variant(OPTIMIZERS[name].title, name, lrs[name], options) for name in names]
+    return (*compared, *controls.controls(compared[names.index("tam")]))
+
+
+def image_study(name: str, title: str, variants: Iterable[Variant], **more: Any) -> Study:
+    """Return a study; `more` are fields of it and of its workload, by default ResNet18 on CIFAR-10.
+
+    The first variant is the baseline, unless another one is named.
+    """
+    compared, names = tuple(variants), {field.name for field in fields(Study)}
+    study_fields = {key: value for key, value in more.items() if key in names}
+    workload = {**RESNET18, **{key: value for key, value in more.items() if key not in names}}
+    return Study(name, title, workload, compared, **{"baseline": compared[0].name, **SEEDS, **study_fields})
+
+
+def study(data: str, model: str, weight_decay: float, variants: tuple[Variant, ...], **more: Any) -> Study:
+    """Return a study of one network on one data set; `more` are fields of the study or its workload."""
+    name, title = f"{data}-{model}", f"{TITLES[model]} on {TITLES[data]}, weight decay {weight_decay:g}"
+    figures = dict(zip((OPTIMIZERS[name].title for name in NAMES), PAPER.get(name, ()), strict=False))
+    choices = {"the paper's figures": TEST_FIGURES} if model == "mobilenet" else {}
+    suffix = "" if weight_decay == 1e-4 else f"-wd{weight_decay:g}"
+    more = {"baseline": "SGDM", "paper": figures, "choices": choices, **more}
+    return image_study(f"{name}{suffix}", title, variants, data=data, model=model, **more)
+
+
+def paper() -> tuple[Study, ...]:
+    """Return the paper's networks, grids and epochs."""
+    models = ("resnet18", "resnet34", "mobilenet")
+    settings = [*product(("cifar10", "cifar100"), models, (1e-4,)), ("cifar10", "resnet18", 5e-4)]
+    return tuple(study(*setting, variants(setting[2], PAPER_GRIDS), **TUNED) for setting in settings)
+
+
+def vit(data: str) -> Study:
+    """Return the fine-tuning of ViT-B/32, pretrained on ImageNet, with the paper's grids. It has no Adam."""
+    lrs = {"sgd": VIT_LRS, "sgdm": VIT_LRS, "tam": tuple(2 * lr for lr in VIT_LRS)}
+    pretrained = {"resize": 224, "checkpoint": "timm:vit_base_patch32_224"}
+    return image_study(
+        f"{data}-vit", f"ViT-B/32 fine-tuned on {TITLES[data]}", variants(0.0, lrs), baseline="SGDM",
+        data=data, model="vit", epochs=10, **pretrained, paper=PAPER_VIT[data], choices=CHOICES_VIT, **TUNED,
+    )  # fmt: skip
+
+
+def at_paper_lrs(weight_decay: float) -> Study:
+    """Return ResNet18 on CIFAR-10 at the lrs the paper found best, without a search."""
+    lrs = {name: (OPTIMIZERS[name].lr or 0.0,) for name in NAMES}
+    tensor = Variant("TAM, tensor", "tam", lrs["tam"], {"weight_decay": weight_decay, "scope": "tensor"})
+    compared = (*variants(weight_decay, lrs), tensor)
+    return study("cifar10", "resnet18", weight_decay, compared, seeds=tuple(range(10)))
+
+
+def registered(with_controls: bool = False) -> Study:
+    """Return the study of claim 1 in docs/registered.md, with or without its control."""
+    sgdm, tam = variants(1e-4, TWO_LRS)[:2]
+    compared = (sgdm, tam, *([controls.another_seeds_damping(tam)] if with_controls else []))
+    seeds = tuple(range(3, 13))  # stored trials have 0 to 2
+    return study("cifar10", "resnet18", 1e-4, compared, seeds=seeds, margin=0.3)
+
+
+def quick() -> Study:
+    """Return SGDM and TAM for 20 epochs: minutes on one GPU. The paper's figures are of 200 epochs."""
+    return study("cifar10", "resnet18", 5e-4, variants(5e-4, TWO_LRS), epochs=20, paper={})
+
+
+def smoke() -> Study:
+    """Return a network of 5,000 parameters on digits: less than a minute on two CPU cores."""
+    compared, workload = variants(1e-4, SMOKE_LRS), {"epochs": 2, "batch": 64, "held_out": 300}
+    more = {**TUNED, "seeds": (0, 1), "choices": presets.SMALL, "small": True}
+    return study("digits", "tiny", 1e-4, compared, **workload, **more)
+
+
+EXPERIMENT = image_experiment(
+    name="images",
+    title="Image classification (the paper's section 4.1 and appendix)",
+    presets={
+        "paper": paper(),
+        "vit": (vit("cifar10"), vit("cifar100")),
+        "fair": tuple(map(presets.fair, paper())),
+        "lr": (at_paper_lrs(1e-4), at_paper_lrs(5e-4)),
+        "registered": (registered(),), "registered-controls": (registered(with_controls=True),),
+        "quick": (quick(),), "smoke": (smoke(),),
+    },
+    options=(CHECKPOINT_OPTION,), claims=(1, 2, 3, 4, 5),
+)  # fmt: skip

@@ -1,0 +1,1 @@
+"""Scores sentence encoders with mteb, on data files in a local folder."""

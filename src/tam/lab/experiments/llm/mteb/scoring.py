@@ -1,0 +1,134 @@
+"""Scores of an encoder by mteb: directly, or from embeddings that were made where mteb is not installed."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import logging
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tam.lab.core.errors import DataError, LabError
+from tam.lab.core.store import SCORES_FOLDER, digest_of, digest_of_folder, write_whole
+from tam.lab.experiments.llm.mteb import embeddings as stored
+from tam.lab.experiments.llm.mteb import encoder as encoders
+from tam.lab.experiments.llm.mteb import local_data, tasks
+
+
+def score_trial(trial: Path, names: Sequence[str], data_folder: Path, device: torch.device) -> None:
+    """Score the network in a trial's folder on these tasks. Without mteb, write embeddings to score later.
+
+    Tasks with stored embeddings are scored from these, and do not need the network.
+    """
+    model, embeddings, out = str(trial / "model"), trial / "embeddings", trial / SCORES_FOLDER
+    if not names:
+        return
+    if importlib.util.find_spec("mteb") is None:
+        embed_tasks(model, names, data_folder, embeddings, device)
+        return
+    embedded = stored.read_embeddings(embeddings).tasks if (embeddings / stored.FILE).exists() else []
+    with_embeddings = [name for name in names if name in embedded]
+    others = [name for name in names if name not in embedded]
+    if with_embeddings:
+        score_model(model, with_embeddings, data_folder, out, device, embeddings)
+    if others and not Path(model).is_dir():
+        raise LabError(f"{trial} has neither its network nor embeddings for {', '.join(others)}")
+    if others:
+        score_model(model, others, data_folder, out, device)
+
+
+def embed_tasks(model: str, names: Sequence[str], data_folder: Path, out: Path, device: torch.device) -> None:
+    """Write the embeddings of all texts of the tasks, each text once."""
+    every = [text for name in names for text in local_data.texts_to_encode(name, data_folder)]
+    texts = list(dict.fromkeys(every))
+    vectors = encoders.embed_texts(*encoders.load_encoder(model, device), texts, device)
+    stored.write_embeddings(texts, vectors, out, model_identity(model), names)
+
+
+def score_model(
+    model: str, names: Sequence[str], data_folder: Path, out: Path, device: torch.device,
+    embeddings: Path | None = None, report: Callable[[str], None] = print,
+) -> dict[str, float]:  # fmt: skip
+    """Return the main scores in percent, by task.
+
+    TASK.json in `out` stores mteb's result, which is not computed again for the same model and data. A task
+    that fails is reported and left out. With embeddings the model need not be here. mteb seeds the generators
+    of torch, numpy and Python.
+    """
+    identity, lookup = model_identity(model), None
+    if embeddings is not None:
+        lookup = stored.read_embeddings(embeddings)
+        if Path(model).is_dir() and identity != lookup.model:
+            raise LabError(f"{embeddings} has embeddings by another model than {model}: make them again")
+        identity = lookup.model
+    scores: dict[str, float | None] = dict.fromkeys(names)
+    for name in names:
+        with suppress(DataError):  # reported when the task is run
+            fields = {"model": identity, **_data_fields(name, data_folder)}
+            scores[name] = _stored_score(out / f"{name}.json", fields)
+    missing = [name for name, score in scores.items() if score is None]
+    if missing:
+        out.mkdir(parents=True, exist_ok=True)
+        encoder: encoders.CosineEncoder
+        if lookup is None:
+            encoder, how = encoders.TransformerEncoder(model, device), "end to end"
+        else:
+            encoder, how = encoders.StoredEncoder(lookup.vectors), "from embeddings"
+    for name in missing:
+        try:
+            result = {"model": identity, "how": how, **evaluate_task(name, encoder, data_folder)}
+            write_whole(out / f"{name}.json", json.dumps(result, indent=1).encode() + b"\n")
+            scores[name] = result["score"]
+        except Exception as error:  # of mteb, the data or the network: the other tasks go on
+            if "CUDA error" in str(error):
+                raise  # the process cannot use that device any more
+            (out / f"{name}.json").unlink(missing_ok=True)  # it is of another model, or damaged
+            report(f"{name} has no score: {error!r}")
+    return {name: score for name, score in scores.items() if score is not None}
+
+
+def model_identity(model: str) -> str:
+    """Return a digest of a folder's files, since its weights can change, or a hub model's name."""
+    return digest_of_folder(Path(model)) if Path(model).is_dir() else model
+
+
+def _data_fields(name: str, data_folder: Path) -> dict[str, str]:
+    """Return where a task's data is from, its digest, and how it differs from MTEB's."""
+    if not local_data.is_local(name, data_folder):
+        return {"data": "hub", "difference": "none: the hub's data"}
+    digest = digest_of(repr(local_data.read_task(name, data_folder)).encode())
+    return {"data": "files", "digest": digest, "difference": tasks.DIFFERENCES[name]}
+
+
+def _stored_score(path: Path, fields: dict[str, str]) -> float | None:
+    """Return a stored score if it has these fields. None if the file is damaged."""
+    try:
+        result = json.loads(path.read_text(encoding="utf-8"))
+        return float(result["score"]) if fields.items() <= result.items() else None
+    except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
+def evaluate_task(name: str, encoder: encoders.CosineEncoder, data_folder: Path) -> dict[str, Any]:
+    """Return mteb's result for a task, without its own cache, which would confuse two checkpoints."""
+    task = tasks.make_task(name, data_folder)
+    import mteb
+
+    logging.getLogger("mteb").setLevel(logging.ERROR)  # it reports newer versions of a task, each time
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*superseded.*")
+        result = mteb.evaluate(
+            encoder, task, cache=None, co2_tracker=False, show_progress_bar=False, public_only=False
+        ).task_results[0]
+    score = 100 * float(result.get_score())
+    if not math.isfinite(score):
+        raise LabError(f"mteb's score is {score}")
+    fields = {**_data_fields(name, data_folder), "mteb": version("mteb")}
+    return {"task": name, "score": score, **fields, "scores": result.scores}

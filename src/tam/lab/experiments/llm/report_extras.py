@@ -1,0 +1,169 @@
+"""What a report shows of fine-tuned networks besides perplexity: their scores on MTEB."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from fractions import Fraction
+from statistics import mean, stdev
+
+from tam.lab.core.plan import Plan
+from tam.lab.core.study import Table
+from tam.lab.experiments.llm.mteb.tasks import DIFFERENCES
+from tam.lab.experiments.llm.paper_tables import comparison, page
+from tam.lab.experiments.llm.paper_tables.claims import check_claims
+from tam.lab.experiments.llm.variants import PAIRS
+
+Scores = dict[str, dict[int, float]]  # by task and seed
+
+
+def scores_by_variant(plan: Plan) -> dict[str, Scores]:
+    found: dict[str, Scores] = {}
+    for outcome in plan.outcomes():
+        scores = found.setdefault(outcome.variant.name, {})
+        for seed, record in outcome.records.items():
+            for task, stored in record.scores.items():
+                scores.setdefault(task, {})[seed] = float(stored["score"])
+    return found
+
+
+def pair_scores(plan: Plan, variant: str, baseline: str) -> dict[str, dict[int, tuple[float, float]]]:
+    """Return the scores of two variants, for tasks and seeds that both have."""
+    scores = scores_by_variant(plan)
+    ours, theirs = scores.get(variant, {}), scores.get(baseline, {})
+    pairs = {
+        task: {seed: (ours[task][seed], by_seed[seed]) for seed in sorted(ours[task].keys() & by_seed.keys())}
+        for task, by_seed in theirs.items()
+        if task in ours
+    }
+    return {task: by_seed for task, by_seed in pairs.items() if by_seed}
+
+
+def _distinct_pairs(plan: Plan) -> list[tuple[str, str]]:
+    """Return the comparisons of PAIRS, each once: two variants with the same lr are the same runs."""
+    same_as = plan.duplicates()
+    found: dict[tuple[str, ...], tuple[str, str]] = {}
+    for pair in PAIRS:
+        found.setdefault(tuple(same_as.get(name, name) for name in pair), pair)
+    return list(found.values())
+
+
+def plans_of_model(plan: Plan) -> list[Plan]:
+    """Return the studies of the preset with the plan's model: one for each number of epochs."""
+    same = {key: plan.study.workload[key] for key in ("model", "tasks")}
+    return [
+        Plan(plan.experiment, replace(study, workload={**study.workload, **same}), plan.results, plan.preset)
+        for study in plan.experiment.presets[plan.preset]
+        if study.workload["model"] in (None, same["model"])
+    ]
+
+
+def rows_of_model(plan: Plan, variant: str, baseline: str) -> list[comparison.Row]:
+    """Return our runs of the plan's model in the form of the paper's tables."""
+    categories = {row.dataset: row.category for row in comparison.read_rows(comparison.MTEB)}
+    scores: dict[str, dict[tuple[str, int], Fraction]] = {}
+    for one in plans_of_model(plan):
+        pairs = pair_scores(one, variant, baseline) if (variant, baseline) in _distinct_pairs(one) else {}
+        epochs = int(one.study.workload["epochs"])
+        for task, by_seed in pairs.items():
+            ours, theirs = (Fraction(mean(column)) for column in zip(*by_seed.values(), strict=True))
+            both = {(comparison.OTHER, epochs): ours, (comparison.BASELINE, epochs): theirs}
+            scores.setdefault(task, {}).update(both)
+    model = str(plan.study.workload["model"]).partition("#")[0]
+    return [comparison.Row(model, categories.get(task, "others"), task, by) for task, by in scores.items()]
+
+
+def tables(plan: Plan) -> list[Table]:
+    """Return the scores on MTEB, and their differences, seed by seed."""
+    same_as = plan.duplicates()
+    scores = {name: found for name, found in scores_by_variant(plan).items() if found and name not in same_as}
+    scored = {task for found in scores.values() for task in found}
+    planned = [task for task in plan.study.workload["tasks"] if task in scored]
+    tasks = [*planned, *sorted(scored - {*planned})]  # `tam lab score --tasks` can add some
+    rows = [[task, *(_format_mean(found.get(task, {})) for found in scores.values())] for task in tasks]
+    pairs = {pair: found for pair in _distinct_pairs(plan) if (found := pair_scores(plan, *pair))}
+    differences = [
+        [task, *(_format_difference(found[task]) if task in found else "" for found in pairs.values())]
+        for task in tasks
+    ]
+    headers = ["MTEB, main score", *scores], ["", *(" minus ".join(pair) for pair in pairs)]
+    both = zip(headers, (rows, differences), strict=True)
+    return [(header, body) for header, body in both if len(header) > 1]
+
+
+def _format_mean(by_seed: Mapping[int, float]) -> str:
+    if not by_seed:
+        return ""
+    spread = f" ± {stdev(by_seed.values()):.2f}" if len(by_seed) > 1 else ""
+    return f"{mean(by_seed.values()):.2f}{spread} (n = {len(by_seed)})"
+
+
+def _format_difference(pairs: Mapping[int, tuple[float, float]]) -> str:
+    values = [ours - theirs for ours, theirs in pairs.values()]
+    each = ", ".join(f"{value:+.2f}" for value in values) if len(values) > 1 else f"seed {min(pairs)} alone"
+    return f"{mean(values):+.2f} ({each})"
+
+
+def figures(plan: Plan) -> Sequence[str]:
+    """Return the paper's figures: once per model from our runs, once per preset from its tables."""
+    drawn = []
+    if plan.study.name == plans_of_model(plan)[0].study.name:  # all epochs of a model are shown there
+        for pair in PAIRS:
+            rows = rows_of_model(plan, *pair)
+            drawn += page.figures(rows, *pair) if rows else []
+    if plan.study.name == plan.experiment.presets[plan.preset][0].name:
+        paper = comparison.read_rows(comparison.MTEB)
+        drawn += page.figures(paper, "The paper's AdaTAMW", "its AdamW")
+    return drawn
+
+
+def lines(plan: Plan) -> list[str]:
+    """Return what the comparisons on MTEB come to, and where the paper's tables contradict its text."""
+    found = _text_lines(plan)
+    if plan.study.name == plans_of_model(plan)[0].study.name:  # all epochs of a model are shown there
+        found += _share_lines(plan)
+        found += [
+            f"The data of {task} differs from MTEB's: {DIFFERENCES[task]}."
+            for task in plan.study.workload["tasks"]
+            if not DIFFERENCES.get(task, "none").startswith("none")
+        ]
+    if plan.study.name == plan.experiment.presets[plan.preset][0].name:
+        start = "The paper compared with its own tables"
+        claims = check_claims(comparison.read_rows(comparison.MTEB))
+        agree = sum(claim.agrees is True for claim in claims)
+        counts = f"of its {len(claims)} sentences on them {agree} agree"
+        found.append(f"{start} (`tam lab paper mteb`): {counts}.")
+        found += [f"{start}: {claim}" for claim in claims if claim.agrees is False]
+    return found
+
+
+def _text_lines(plan: Plan) -> list[str]:
+    """Return which text was learned from, since it has no official digest, and which weights were new."""
+    results = [record.result for outcome in plan.outcomes() for record in outcome.records.values()]
+    texts = sorted({(result["text"], result["blocks"]) for result in results})
+    new = sorted({name for result in results for name in result.get("new", [])})
+    found = []
+    if texts:
+        described = "; ".join(f"{blocks} blocks (digest {digest})" for digest, blocks in texts)
+        warning = " They differ: the trials cannot be compared." if len(texts) > 1 else ""
+        found.append(f"Text to train on: {described}.{warning}")
+    if new:
+        found.append(f"Weights the model did not have, which begin new or tied: {', '.join(new)}.")
+    return found
+
+
+def _share_lines(plan: Plan) -> list[str]:
+    """Return on how many tasks a variant is better than its baseline, for each number of epochs."""
+    found = []
+    plan_by_epochs = {one.study.workload["epochs"]: one for one in plans_of_model(plan)}
+    for pair in PAIRS:
+        for share in (one for one in comparison.shares(rows_of_model(plan, *pair)) if one.n):
+            pairs = pair_scores(plan_by_epochs[share.epochs], *pair)
+            counts = sorted({len(by_seed) for by_seed in pairs.values()})
+            seeds = f"{' to '.join(map(str, counts))} seed{'' if counts == [1] else 's'}"
+            better, similar = share.counts["better"], share.counts["0.2"]
+            found.append(
+                f"{pair[0]} compared with {pair[1]}, {share.epochs} epochs, means of {seeds}: better on "
+                f"{better}, within 0.2% or better on {similar} of {share.n} tasks."
+            )
+    return found

@@ -1,0 +1,106 @@
+"""The paper's two illustrations, on surfaces of two dimensions with a narrow valley and noisy gradients."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from torch import Tensor
+
+from tam.lab.core import controls, presets
+from tam.lab.core.plan import Plan
+from tam.lab.core.registry import Experiment, ReportExtras
+from tam.lab.core.study import Curve, Metric, Study, Variant
+from tam.lab.experiments.toy import trial
+from tam.lab.report.charts import Series, line_chart
+
+CHOICES = {
+    "surfaces": "a quadratic ravine 100 times steeper across than along, and Rosenbrock's valley: the "
+    "paper's figures show a surface without saying which.",
+    "noise": "0.1 in each coordinate of the gradient: the paper does not say.",
+    "outcome": "the mean loss of the last tenth of the steps.",
+}
+TAM = Variant("TAM", "tam", (0.2,))
+ARROW_LR = 0.2  # momenta are drawn as steps of this lr
+TITLES = {"sgdm": "SGDM", "tam": "TAM, twice"}
+ANGLES = [float(angle) for angle in range(0, 181, 5)]
+
+
+def study(surface: str) -> Study:
+    sgd = Variant("SGD", "sgd", (1.0,))  # of the same effective lr
+    return Study(
+        surface,
+        f"Trajectories on the surface '{surface}'",
+        {"surface": surface, "epochs": 300},
+        (Variant("SGDM", "sgdm", (0.1,)), TAM, sgd, *controls.controls(TAM)),
+        baseline="SGDM", seeds=tuple(range(20)), outcome="final", label="final loss", higher=False,
+        margin=0.0, digits=5,
+    )  # fmt: skip
+
+
+def figures(plan: Plan) -> Sequence[str]:
+    """Return charts: momenta along an SGD trajectory, |m| by the angle, and the trials' trajectories."""
+    momenta = trial.momenta_along_trajectory(str(plan.study.workload["surface"]))
+    steps = [float(i + 1) for i in range(len(momenta["sgdm"]))]
+    sizes = [Series(TITLES[k], steps, [float(m.norm()) for m in momenta[k]]) for k in TITLES]
+    turns = [Series(TITLES[k], steps[1:], trial.turning_angles(momenta[k])) for k in TITLES]
+    sgdm, tam = (trial.size_by_angle(name, ANGLES) for name in ("sgdm", "tam"))
+    by_angle = [
+        Series("SGDM, half", ANGLES, [size / 2 for size in sgdm]),
+        Series("TAM", ANGLES, tam),
+        Series("SGDM", ANGLES, sgdm),
+    ]
+    return [
+        line_chart(_arrows(momenta), "Momenta along one SGD trajectory, as steps", "x", "y"),
+        line_chart(sizes, "|m| along one SGD trajectory", "step", "|m|"),
+        line_chart(turns, "Turn of m from step to step", "step", "degrees"),
+        line_chart(by_angle, "|m| after a gradient at an angle, |m| = |g| = 1 before", "degrees", "|m|"),
+        line_chart(_paths(plan), "Trajectories of the first seed", "x", "y"),
+    ]
+
+
+def _arrows(momenta: dict[str, list[Tensor]]) -> list[Series]:
+    """Return the trajectory, and from every fifth point on it the step each momentum would make."""
+    points = momenta["trajectory"]
+    series = [Series("SGD's trajectory", [float(x[0]) for x in points], [float(x[1]) for x in points])]
+    for key, title in TITLES.items():
+        ends = [(x, x - ARROW_LR * m) for x, m in zip(points[::5], momenta[key][::5], strict=True)]
+        x, y = ([value for a, b in ends for value in (float(a[i]), float(b[i]), math.nan)] for i in (0, 1))
+        series.append(Series(title, x, y))
+    return series
+
+
+def _paths(plan: Plan) -> list[Series]:
+    series = []
+    for style, outcome in enumerate(plan.outcomes()):
+        rows = next(iter(outcome.records.values())).metrics if outcome.records else []
+        if rows:
+            x, y = [row["x"] for row in rows], [row["y"] for row in rows]
+            series.append(Series(outcome.variant.name, x, y, style=style))
+    return series
+
+
+STUDIES = tuple(study(surface) for surface in trial.SURFACES)
+
+EXPERIMENT = Experiment(
+    name="toy",
+    title="The paper's illustrations, computed on surfaces of two dimensions",
+    config=trial.Config, run=trial.run,
+    presets={
+        "paper": STUDIES,
+        "fair": tuple(presets.fair(one, tuning_seeds=tuple(range(100, 110))) for one in STUDIES),
+        "quick": tuple(replace(one, seeds=tuple(range(5))) for one in STUDIES),
+        "smoke": (
+            replace(STUDIES[0], seeds=(0, 1), workload={"surface": "ravine", "epochs": 20}, small=True),
+        ),
+    },
+    choices=CHOICES,
+    curves=(
+        Curve("loss", "Loss", "loss", log=True, by="step"),
+        Curve("alignment", "Alignment s", "s", by="step"),
+        Curve("grad_norm", "Gradient norm", "|g|", log=True, by="step"),
+    ),
+    metrics=(Metric("loss"), Metric("alignment", "+.3f")),
+    needs_gpu=False, extras=ReportExtras(figures=figures),
+)  # fmt: skip

@@ -1,0 +1,81 @@
+"""What a page says, as data. `sections` builds it from results, and `render` writes it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from tam.lab.report.statistics import Difference, Summary
+
+
+@dataclass(frozen=True)
+class TableData:
+    """A table of text. The first column is left-aligned, and so are the others of a prose table."""
+
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    is_prose: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """A part of a page, shown in this order; charts in HTML only."""
+
+    title: str = ""
+    anchor: str = ""  # with one, the table of contents lists the section
+    notes: Sequence[str] = ()
+    tables: Sequence[TableData] = ()
+    paragraphs: Sequence[str] = ()
+    charts: Sequence[str] = ()  # Markup; plain text is escaped
+    facts: Mapping[str, str] = field(default_factory=dict)  # settings and circumstances of the runs
+
+
+@dataclass(frozen=True, kw_only=True)
+class VariantSummary:
+    """The figures of one variant in the table of its study."""
+
+    name: str
+    lr: float | None  # None while it is not selected
+    at_edge: bool  # the lr is at an edge of its grid
+    n: int  # seeds with an outcome
+    planned: int  # seeds
+    finished: int
+    diverged: int
+    outcome: Summary | None
+    test: Summary | None
+    control_of: str | None
+    compared_with: str  # "" for the baseline
+    difference: Difference | None
+    paper: tuple[float, float | None] | None  # mean and standard deviation
+
+
+@dataclass(frozen=True, kw_only=True)
+class StudySection(Section):
+    """The results of one study."""
+
+    study: str
+    outcome: str  # what is compared
+    higher_is_better: bool
+    variants: Sequence[VariantSummary]
+
+
+@dataclass(frozen=True)
+class PresetSection:
+    """What was run of a preset."""
+
+    experiment: str
+    preset: str
+    overview: Section
+    studies: Sequence[StudySection]
+
+
+@dataclass(frozen=True)
+class Report:
+    """The report of a results folder."""
+
+    title: str
+    presets: Sequence[PresetSection]
+
+    @property
+    def sections(self) -> list[Section]:
+        return [section for preset in self.presets for section in (preset.overview, *preset.studies)]

@@ -1,0 +1,64 @@
+"""Pages from templates: HTML, Markdown and JSON from one model.
+
+The template engine escapes every value, so a results folder from somebody else cannot run a script in a
+reader's browser. Charts are `Markup`; a chart that is plain text is escaped as well.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
+from tam.lab.core.results import without_nan
+from tam.lab.report import charts
+from tam.lab.report.model import Report, Section
+
+# An underscore inside a word means nothing in Markdown, and settings are full of them.
+_MARKDOWN_SPECIAL = re.compile(r"[\\`*\[\]|#]|(?<![^\W_])_|_(?![^\W_])")
+
+
+def escape_markdown(value: object) -> str:
+    """Return a value as one line of Markdown that shows it as it is: no HTML, links, tables or emphasis."""
+    text = " ".join(str(value).split())
+    for character, entity in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;")):  # not all programs know \<
+        text = text.replace(character, entity)
+    return _MARKDOWN_SPECIAL.sub(lambda match: "\\" + match[0], text)
+
+
+_LOADER = PackageLoader("tam.lab.report")
+_HTML = Environment(loader=_LOADER, undefined=StrictUndefined, trim_blocks=True, autoescape=True)
+_MARKDOWN = Environment(loader=_LOADER, undefined=StrictUndefined, trim_blocks=True, finalize=escape_markdown)
+
+
+def render_page(title: str, sections: Sequence[Section]) -> str:
+    """Return a whole HTML document that needs no other file."""
+    return _HTML.get_template("page.html.j2").render(title=title, sections=sections, charts=charts)
+
+
+def render_html(report: Report) -> str:
+    return render_page(report.title, report.sections)
+
+
+def render_svg(chart: str) -> str:
+    """Return a chart as a file of its own, with the style sheet of the pages."""
+    style = _HTML.get_template("style.css.j2").render(charts=charts)
+    head, _, rest = str(chart).partition(">")
+    return f'{head} xmlns="http://www.w3.org/2000/svg"><style>{style}</style>{rest}\n'
+
+
+def render_markdown(report: Report) -> str:
+    """Return the same as Markdown, without charts."""
+    return _MARKDOWN.get_template("page.md.j2").render(title=report.title, sections=report.sections)
+
+
+def render_json(report: Report) -> str:
+    """Return the model as JSON, without charts. What is not finite is null."""
+    model = asdict(report, dict_factory=lambda items: {k: v for k, v in items if k != "charts"})
+    return json.dumps(without_nan(model), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+WRITERS: Mapping[str, Callable[[Report], str]] = {".html": render_html, ".md": render_markdown}

@@ -1,0 +1,176 @@
+"""Steps and epochs: what a step records, then metrics, checkpoints and progress, up to the result."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Generator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from tam.lab.core.config import TrialConfig, effective_settings
+from tam.lab.core.store import ALIGNMENT_FILE, TrialFolder
+from tam.lab.training.damping_control import check_source_length
+from tam.lab.training.factory import load_optimizer
+from tam.optimizers.base import make_state
+from tam.optimizers.torque import TorqueOptimizer
+from tam.switching.warmup import Warmup
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a trial is."""
+
+    epoch: int
+    epochs: int
+    metrics: dict[str, Any]
+
+
+class StepRecorder:
+    """Takes the steps of an optimizer. Records s and further measurements of every step of a run.
+
+    It never waits for the device, so a CUDA graph can capture its steps. `source` holds a control's s for
+    every step. `aligned_steps` is the number of steps before a warm-up replaces its first optimizer.
+    """
+
+    def __init__(
+        self, steps: int, device: torch.device, source: Tensor | None = None, *,
+        aligned_steps: int | None = None, measurements: int = 0, dtype: torch.dtype = torch.float32,
+    ) -> None:  # fmt: skip
+        self.aligned_steps = steps if aligned_steps is None else aligned_steps
+        check_source_length(source, self.aligned_steps)
+        self.source = None if source is None else source.to(device)
+        # One row per step: the measurements, then s. NaN where there is none.
+        self.values = torch.full((steps, measurements + 1), math.nan, dtype=dtype, device=device)
+        self.steps_taken = torch.zeros((), dtype=torch.int64, device=device)
+        self._written_by_step: list[Tensor] = []  # the optimizer's tensors that the step writes s to
+
+    def step(self, optimizer: Optimizer, *measurements: Tensor) -> None:
+        """Take a step and record it."""
+        self.before_step(optimizer)
+        optimizer.step()
+        self.after_step(*measurements)
+
+    @torch.no_grad()
+    def before_step(self, optimizer: Optimizer) -> None:
+        """Find the tensors that hold s and, in a control, fill in the source's value."""
+        self._written_by_step = []  # none for an optimizer without s
+        active = optimizer.optimizer if isinstance(optimizer, Warmup) else optimizer
+        if isinstance(active, TorqueOptimizer):
+            make_state(active)
+            self._written_by_step = active.segments.alignments()  # now: a Warmup may drop them in the step
+        if self.source is not None and self._written_by_step:
+            # Not source[steps_taken]: that waits for the device, and a graph would keep the first value.
+            value = self.source.index_select(0, self.steps_taken.reshape(1))[0]
+            self._written_by_step[0].copy_(value)
+
+    @torch.no_grad()
+    def after_step(self, *measurements: Tensor) -> None:
+        """Record the step: its measurements, and the mean s over the optimizer's segments."""
+        segments = self._written_by_step
+        alignment = torch.stack(segments).mean() if segments else self.values.new_full((), math.nan)
+        row = torch.stack([value.detach().to(self.values.dtype) for value in (*measurements, alignment)])
+        self.values.index_copy_(0, self.steps_taken.reshape(1), row[None])
+        self.steps_taken += 1
+
+    @property
+    def alignment(self) -> Tensor:
+        """s of every step of the run, on the device; NaN where there is none."""
+        return self.values[:, -1]
+
+    def continue_at(self, step: int) -> None:
+        """Set the number of steps so far."""
+        self.steps_taken.fill_(step)
+
+    def write_alignment(self, folder: TrialFolder) -> None:
+        """Write s of the steps taken, for controls and reports. An optimizer without s writes nothing."""
+        alignment = self.alignment[: min(int(self.steps_taken), self.aligned_steps)]
+        if len(alignment) and not alignment.isnan().any():
+            folder.write(ALIGNMENT_FILE, alignment.to("cpu", copy=True).contiguous())
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"values": self.values[: int(self.steps_taken)].clone()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        steps = len(state["values"])
+        self.values[:steps] = state["values"].to(self.values.device)
+        self.continue_at(steps)
+
+
+class NetworkLearner:
+    """What is trained, with everything a checkpoint must hold of it."""
+
+    model: nn.Module
+    optimizer: Optimizer
+    recorder: StepRecorder
+
+    def epoch(self, epoch: int) -> Generator[None, None, dict[str, Any] | None]:
+        """Train one epoch, counted from 0. Yield after every step and return the metrics.
+
+        They include "epoch", counted from 1, and "loss". None: this epoch only leads to the trial's start.
+        """
+        raise NotImplementedError
+
+    def result(self, metrics: list[dict[str, Any]]) -> dict[str, Any]:
+        """Return the result of a trial from the metrics of its epochs."""
+        raise NotImplementedError
+
+    def agree(self, is_due: bool) -> bool:
+        """Return whether a checkpoint is due, the same on all ranks."""
+        return is_due
+
+    def state_dict(self) -> dict[str, Any]:
+        return {name: getattr(self, name).state_dict() for name in ("model", "optimizer", "recorder")}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.model.load_state_dict(state["model"])
+        load_optimizer(self.optimizer, state["optimizer"])
+        if "recorder" in state:  # not in the states that runs of older versions have left for forks
+            self.recorder.load_state_dict(state["recorder"])
+
+
+def train_epochs(
+    learner: NetworkLearner, folder: TrialFolder, device: torch.device, epochs: int, save_every: float
+) -> Generator[Progress | None, None, float]:
+    """Train from the last checkpoint to the last epoch, or until the loss is not finite.
+
+    Checkpoints are at least `save_every` seconds apart.
+    Yield None after every step and Progress after every epoch. Return the seconds of training in all.
+    """
+    first_epoch, seconds_before = 0, 0.0
+    checkpoint = folder.load(device)
+    if checkpoint is not None:
+        first_epoch, state = checkpoint
+        learner.load_state_dict(state["learner"])
+        seconds_before = float(state["seconds"])
+    start = last_save = time.monotonic()
+    for epoch in range(first_epoch, epochs):
+        metrics = yield from learner.epoch(epoch)
+        if metrics is not None:
+            folder.log(metrics)
+            yield Progress(epoch + 1, epochs, metrics)
+            if not math.isfinite(metrics["loss"]):
+                break
+        if learner.agree(time.monotonic() - last_save > save_every) and epoch + 1 < epochs:
+            seconds = seconds_before + time.monotonic() - start
+            folder.save(epoch + 1, {"learner": learner.state_dict(), "seconds": seconds})
+            last_save = time.monotonic()
+    return seconds_before + time.monotonic() - start
+
+
+def train_network(
+    make_learner: Callable[[Any, TrialFolder, Path, torch.device], NetworkLearner], config: TrialConfig,
+    folder: TrialFolder, data_folder: Path, device: torch.device, save_every: float = 60.0,
+) -> Iterator[Progress | None]:  # fmt: skip
+    """Run a trial: train from the last checkpoint, if there is one, and write alignment and result."""
+    learner = make_learner(config, folder, data_folder, device)
+    settings = effective_settings(config, learner.optimizer)  # before a warm-up replaces the optimizer
+    seconds = yield from train_epochs(learner, folder, device, config.epochs, save_every)
+    if hasattr(learner, "recorder"):  # a learner with several networks has none
+        learner.recorder.write_alignment(folder)
+    folder.finish({**learner.result(folder.rows), "settings": settings}, seconds, device)

@@ -1,0 +1,125 @@
+"""`tam lab status`: what it says, and that it writes nothing."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tam.lab.core.results import load_results
+from tam.lab.core.selection import Selection, load_groups, remember_selection, select_plans
+from tests.lab.commands.helpers import tam_lab
+
+
+def snapshot(folder: Path) -> dict[Path, int]:
+    return {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+
+
+def change_result(folder: Path, variant: str, seed: int, **changes: object) -> None:
+    """Change the stored result of a comparison trial."""
+    (plan,) = select_plans(Selection("images", "smoke"), load_results(folder))
+    (outcome,) = (outcome for outcome in plan.outcomes() if outcome.variant.name == variant)
+    path = folder / "trials" / outcome.records[seed].key / "result.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+
+
+def remove_trials(folder: Path, variant: str, *seeds: int) -> None:
+    (plan,) = select_plans(Selection("images", "smoke"), load_results(folder))
+    (outcome,) = (outcome for outcome in plan.outcomes() if outcome.variant.name == variant)
+    for seed in seeds:
+        shutil.rmtree(folder / "trials" / outcome.records[seed].key)
+
+
+@pytest.fixture
+def copy(folder: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(folder, tmp_path / "copy"))
+
+
+def test_a_finished_run(folder: Path) -> None:
+    before = snapshot(folder)
+    code, output = tam_lab("status", folder)
+    assert code == 0 and "images smoke digits-tiny: done\n" in output
+    assert "TAM, shuffled damping: 2 of 2 seeds\n" in output
+    (study,) = json.loads(tam_lab("status", folder, "--json")[1])
+    assert (study["study"], study["to_run"], study["running"]) == ("digits-tiny", 0, 0)
+    assert all(variant["finished"] == variant["wanted"] == 2 for variant in study["variants"])
+    assert snapshot(folder) == before
+
+
+def test_status_of_an_unfinished_run_writes_nothing(copy: Path) -> None:
+    remove_trials(copy, "SGDM", 0)
+    (copy / "trials").chmod(0o755)
+    before = snapshot(copy)
+    code, output = tam_lab("status", copy)
+    assert code == 0 and "digits-tiny: 1 trial can run now\n" in output and "SGDM: 1 of 2 seeds\n" in output
+    assert snapshot(copy) == before
+
+
+def test_a_control_whose_source_diverged_is_blocked_in_the_study_and_in_the_variant(copy: Path) -> None:
+    control = "TAM, shuffled damping"
+    remove_trials(copy, control, 1)
+    change_result(copy, "TAM", 1, diverged=True)
+    blocked = "1 trial cannot run: the source of the damping diverged\n"
+    output = tam_lab("status", copy)[1]
+    assert f"digits-tiny: done; {blocked}" in output and f"{control}: 1 of 2 seeds; {blocked}" in output
+    (study,) = json.loads(tam_lab("status", copy, "--json")[1])
+    (variant,) = (variant for variant in study["variants"] if variant["name"] == control)
+    assert (study["to_run"], variant["finished"], variant["wanted"], variant["blocked"]) == (0, 1, 2, 1)
+
+
+def test_a_variant_all_of_whose_lrs_diverged_is_blocked(copy: Path) -> None:
+    (plan,) = select_plans(Selection("images", "smoke"), load_results(copy))
+    tam = plan.study.variant("TAM")
+    for trial in plan.tuning_trials(tam, plan.grid(tam)):
+        path = copy / "trials" / trial.key / "result.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"diverged": True}))
+    output = tam_lab("status", copy)[1]
+    assert "digits-tiny: done; 8 trials cannot run: every lr of TAM diverged\n" in output
+    assert "  TAM: 0 of 2 seeds; 2 trials cannot run: every lr of TAM diverged\n" in output
+
+
+def test_a_run_that_has_just_begun(copy: Path) -> None:
+    shutil.rmtree(copy / "trials")
+    output = tam_lab("status", copy)[1]
+    assert "digits-tiny: 2 trials can run now\n" in output
+    assert "TAM: 0 of 2 seeds; lr not selected yet, 0 of 2 tried\n" in output
+    assert "TAM, constant damping: 0 of 2 seeds; waits for the lr of TAM\n" in output
+
+
+def test_parts_that_were_asked_for_again_are_told_once(tmp_path: Path) -> None:
+    """And studies are in a preset's order, whichever was run first."""
+    for studies, variants in (
+        (("copies-tail",), ()),
+        (("tam0.2",), ("SGDM",)),
+        ((), ()),
+        (("tam0.2",), ("TAM",)),
+    ):
+        remember_selection(Selection("warmup", "smoke", studies, variants), tmp_path)
+    lines = [line for line in tam_lab("status", tmp_path)[1].splitlines() if line.startswith("warmup")]
+    assert [line.split(":")[0] for line in lines] == ["warmup smoke copies-tail", "warmup smoke tam0.2"]
+    (group,) = load_groups(tmp_path)
+    assert [plan.study.name for plan in group.plans] == ["tam0.2", "copies-tail"]
+
+
+def test_a_damaged_list_of_runs(tmp_path: Path) -> None:
+    for content in ("[", '[{"experiment": "images"}]', '[{"nonsense": 1}]', "{}x"):
+        (tmp_path / "runs.json").write_text(content)
+        code, output = tam_lab("status", tmp_path)
+        assert code == 1 and f"{tmp_path}/runs.json is damaged" in output
+    (tmp_path / "runs.json").write_text('[{"experiment": "gone", "preset": "paper"}]')
+    assert "no experiment 'gone'" in tam_lab("report", tmp_path, "-o", tmp_path / "report.md")[1]
+
+
+def test_packed_results_have_the_same_status_and_report(folder: Path, tmp_path: Path) -> None:
+    packed, unpacked = tmp_path / "trials.jsonl.xz", tmp_path / "unpacked"
+    code, output = tam_lab("pack", folder, "-o", packed)
+    assert code == 0 and "10 trials" in output  # two variants share two
+    assert tam_lab("unpack", packed, "-o", unpacked)[0] == 0
+    expected = tam_lab("status", folder)
+    assert all(tam_lab("status", path) == expected for path in (packed, tmp_path, unpacked))
+    report = tam_lab("report", folder, "--json")
+    assert report[0] == 0 and all(tam_lab("report", path, "--json") == report for path in (packed, unpacked))
+    code, output = tam_lab("pack", tmp_path / "nowhere", "-o", packed)
+    assert code == 1 and "No such folder" in output

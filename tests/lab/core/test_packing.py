@@ -1,0 +1,159 @@
+"""Packed results: the same records as the run folder, and nothing else from a file somebody made."""
+
+from __future__ import annotations
+
+import json
+import lzma
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tam.lab.core import results
+from tam.lab.core.config import trial_key
+from tam.lab.core.errors import LabError
+from tam.lab.core.results import load_results, pack, unpack
+from tam.lab.core.selection import Selection, read_selections, remember_selection
+from tam.lab.core.store import ALIGNMENT_FILE, TrialFolder
+
+CPU = torch.device("cpu")
+SELECTION = Selection("images", "smoke", variants=("TAM, d shuffled",))
+HALF = float(torch.tensor(1 / 3))  # exact in float32
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A run folder with three trials: an ordinary one, a diverged one, and a warm-up."""
+    root = tmp_path / "run"
+    remember_selection(SELECTION, root)
+    for config, rows, result in TRIALS:
+        trial = TrialFolder(root, config)
+        with trial.at_work():
+            for row in rows:
+                trial.log(row)
+            if config["optimizer"] == "tam":
+                trial.write(ALIGNMENT_FILE, torch.linspace(-0.5, 1.0, 20))
+            trial.finish(result, 1.5, CPU)
+    scores = root / "trials" / trial_key(TRIALS[0][0]) / "mteb"
+    scores.mkdir()
+    (scores / "SciFact.json").write_text(json.dumps({"task": "SciFact", "score": 21.5}))
+    return root
+
+
+TRIALS: list[tuple[dict[str, Any], list[dict[str, Any]], dict[str, Any]]] = [
+    (
+        {"optimizer": "tam", "lr": 0.2, "seed": 0, "epochs": 2},
+        [{"epoch": 1, "loss": HALF, "validation": 90.123456789012345}, {"epoch": 2, "loss": 0.1, "dip": 0.5}],
+        {"validation": 91.0, "loss": 0.1, "diverged": False, "epochs": 2},
+    ),
+    (
+        {"optimizer": "sgdm", "lr": 10.0, "seed": 0, "epochs": 2},
+        [{"epoch": 1, "loss": math.nan, "validation": math.inf}],
+        {"validation": math.nan, "loss": math.inf, "diverged": True, "epochs": 1},
+    ),
+    (
+        {"optimizer": "tam", "lr": 0.1, "seed": 0, "epochs": 2, "switch": 1},
+        [{"epoch": 1, "loss": 0.5}, {"epoch": 2, "loss": HALF}],
+        {"validation": 91.0, "loss": 0.1, "diverged": False, "epochs": 2,
+         "settings": {"optimizer": "tam", "lr": 0.1, "options": {"betas": [0.9, 0.999], "eps": 1e-8}}},
+    ),
+]  # fmt: skip
+
+
+def facts(path: Path) -> dict[str, Any]:
+    """Return everything a reader can ask the results in a folder or packed file for, as text."""
+    records = {record.key: record for record in load_results(path)}
+    for one in records.values():
+        one.result.pop("files", None)  # digests of files that a packed file does not have
+    return {
+        key: repr((one.config, one.result, one.metrics, one.scores, one.diverged, one.alignment))
+        for key, one in sorted(records.items())
+    }
+
+
+def test_a_packed_file_gives_what_the_folder_gives(folder: Path, tmp_path: Path) -> None:
+    packed = tmp_path / "results" / "trials.jsonl.xz"
+    packed.parent.mkdir()
+    assert pack(folder, packed) == 3
+    text = lzma.decompress(packed.read_bytes()).decode()
+    assert "NaN" not in text and "Infinity" not in text and len(text.splitlines()) == 4
+    expected = {key: value.replace("inf", "nan") for key, value in facts(folder).items()}
+    assert facts(packed) == facts(packed.parent) == expected
+    assert read_selections(packed) == read_selections(folder) == [SELECTION]
+
+
+def test_unpacked_results_are_a_run_folder_again(folder: Path, tmp_path: Path) -> None:
+    packed, again, twice = tmp_path / "a.xz", tmp_path / "again", tmp_path / "b.xz"
+    pack(folder, packed)
+    assert unpack(packed, again) == 3
+    assert facts(again) == facts(packed)
+    pack(again, twice)
+    assert twice.read_bytes() == packed.read_bytes()
+    with pytest.raises(LabError, match="not empty"):
+        unpack(packed, again)
+
+
+def test_settings_of_the_wrong_optimizer_are_marked_and_not_shown(folder: Path, tmp_path: Path) -> None:
+    packed = tmp_path / "a.xz"
+    pack(folder, packed)
+    key = trial_key(TRIALS[2][0])
+    for path in (folder, packed):
+        record = load_results(path).get(key)
+        assert record is not None and record.unreliable == ("settings.options",)
+        assert record.result["settings"] == {"optimizer": "tam", "lr": 0.1}
+        assert record.stored_result["settings"] == TRIALS[2][2]["settings"]  # not rewritten
+    lines = [json.loads(line) for line in lzma.decompress(packed.read_bytes()).splitlines()[1:]]
+    assert {line["key"] for line in lines if "unreliable" in line} == {key}
+
+
+def edited(packed: Path, **changes: Any) -> bytes:
+    """Return a packed file whose first trial has other entries."""
+    header, first, *others = lzma.decompress(packed.read_bytes()).decode().splitlines()
+    trial = {**json.loads(first), **changes}
+    return lzma.compress("\n".join([header, json.dumps(trial), *others, ""]).encode())
+
+
+def test_a_file_that_is_none_of_ours_is_refused(folder: Path, tmp_path: Path) -> None:
+    packed, bad = tmp_path / "a.xz", tmp_path / "bad.xz"
+    pack(folder, packed)
+    content = packed.read_bytes()
+    deep = b'{"schema": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
+    flipped = bytearray(content)
+    flipped[len(content) // 2] ^= 1
+    for damaged in (
+        b"", b"no archive", content[:-20], bytes(flipped), lzma.compress(b""), lzma.compress(b"[]\n"),
+        lzma.compress(b'{"schema": "tam-lab-results/99", "selections": []}\n'), lzma.compress(deep),
+        edited(packed, key="0" * 12), edited(packed, config={"optimizer": "sgd"}), edited(packed, result=[]),
+        edited(packed, result={"diverged": "no"}), edited(packed, metrics=[1]),
+        edited(packed, metrics={"loss": {"values": [1.0], "rows": [0, 1]}}),
+        edited(packed, alignment="AAAA//8="), edited(packed, alignment="AHwAfA=="),
+    ):  # fmt: skip
+        bad.write_bytes(damaged)
+        with pytest.raises(LabError, match=r"bad.xz cannot be read as packed results"):
+            load_results(bad)
+
+
+def test_a_file_that_expands_too_far_is_refused(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packed = tmp_path / "a.xz"
+    pack(folder, packed)
+    size = len(lzma.decompress(packed.read_bytes()))
+    monkeypatch.setattr(results, "MAX_BYTES", size)
+    assert len(load_results(packed).records) == 3
+    packed.write_bytes(lzma.compress(lzma.decompress(packed.read_bytes()) + b" " * (40 << 20)))
+    with pytest.raises(LabError, match="expands to more than"):
+        load_results(packed)
+
+
+def test_folders_without_results_are_named(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(LabError, match=r"No such folder: .*nothing"):
+        pack(tmp_path / "nothing", tmp_path / "a.xz")
+    with pytest.raises(LabError, match="holds no results"):
+        pack(tmp_path, tmp_path / "a.xz")
+    (folder / "trials" / trial_key(TRIALS[0][0]) / "result.json").write_text("{")
+    with pytest.raises(LabError, match=r"result.json is damaged"):
+        pack(folder, tmp_path / "a.xz")
+    assert not (tmp_path / "a.xz").exists()

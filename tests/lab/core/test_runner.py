@@ -1,0 +1,104 @@
+"""The rounds of a run, how many trials are left, and what is refused before anything runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tam.lab.core.errors import LabError
+from tam.lab.core.plan import Plan
+from tam.lab.core.registry import get_experiment
+from tam.lab.core.results import load_results
+from tam.lab.core.runner import TrialCounts, check_device, count_trials, run
+from tam.lab.core.selection import Selection, select_plans
+from tam.lab.core.store import TrialFolder
+from tam.lab.core.study import Study, Variant
+from tam.lab.engines import torchrun
+from tam.lab.engines.events import Event, RoundStarted, TrialFinished
+from tam.lab.engines.job import RunLocation
+
+CPU = torch.device("cpu")
+
+
+def tuned_study() -> Study:
+    """Return a study with a tuning round, a comparison and a control whose d is replaced."""
+    (study, *_) = get_experiment("toy").presets["smoke"]
+    variants = (
+        Variant("SGDM", "sgdm", (0.1, 0.2)),
+        Variant("TAM", "tam", (0.2, 0.4)),
+        Variant("TAM, d shuffled", "tam", control_of="TAM", damping="shuffled"),
+    )
+    return Study(
+        "rounds", "Rounds", study.workload, variants, "SGDM", seeds=(0, 1, 2), tuning_seeds=(7,),
+        outcome=study.outcome, higher=study.higher,
+    )  # fmt: skip
+
+
+def finish(trials: list[Any], root: Path) -> None:
+    for _, trial in trials:
+        folder = TrialFolder(root, trial)
+        with folder.at_work():
+            folder.finish({"diverged": False, "final": 1.0}, 1.0, CPU)
+
+
+def test_trials_of_later_rounds_are_counted(tmp_path: Path) -> None:
+    def plan() -> Plan:
+        return Plan(get_experiment("toy"), tuned_study(), load_results(tmp_path))
+
+    assert count_trials([plan()]) == TrialCounts(4, 9, 2)  # the comparison, then the control
+    finish(plan().to_run(), tmp_path)
+    assert count_trials([plan()]) == TrialCounts(6, 3, 1)
+    finish(plan().to_run()[:1], tmp_path)
+    assert count_trials([plan()]) == TrialCounts(5, 3, 1)
+    finish(plan().to_run(), tmp_path)
+    assert count_trials([plan(), plan()]) == TrialCounts(3, 0, 0)  # a trial of two studies counts once
+    finish(plan().to_run(), tmp_path)
+    assert count_trials([plan()]) == TrialCounts(0, 0, 0)
+
+
+def test_rounds_add_up(tmp_path: Path) -> None:
+    """What a round expects of later ones is what they have."""
+    events: list[Event] = []
+    run(Selection("toy", "smoke"), RunLocation(tmp_path, tmp_path), 1, events.append)
+    rounds = [event for event in events if isinstance(event, RoundStarted)]
+    finished = sum(isinstance(event, TrialFinished) for event in events)
+    assert sum(event.trials for event in rounds) == finished == len(load_results(tmp_path).records)
+    assert rounds[0].trials + rounds[0].later_trials >= finished
+    assert (rounds[-1].later_trials, rounds[-1].later_rounds) == (0, 0)
+    assert [event.later_rounds for event in rounds] == list(range(len(rounds)))[::-1]
+
+
+def test_a_figure_that_is_no_number_is_named(tmp_path: Path) -> None:
+    (plan, *_) = select_plans(Selection("toy", "smoke"), load_results(tmp_path))
+    for _, trial in plan.to_run():
+        folder = TrialFolder(tmp_path, trial)
+        with folder.at_work():
+            folder.finish({"diverged": False, plan.study.outcome: "good"}, 1.0, CPU)
+    plan.results.refresh()
+    with pytest.raises(LabError, match=r"result.json of trial .* is damaged: .* is no number"):
+        [outcome.values(plan.study.outcome) for outcome in plan.outcomes()]
+
+
+def test_a_device_that_is_missing_and_one_that_is_none_differ() -> None:
+    check_device("cpu", 0)
+    check_device("cuda:1", 2)
+    for name in ("tpu", "cuda:x", "", "meta"):
+        with pytest.raises(LabError, match=f"--device {name}: must be auto, cpu, cuda or cuda:N"):
+            check_device(name, 1)
+    with pytest.raises(LabError, match="--device cuda: no such GPU, this machine has none"):
+        check_device("cuda", 0)
+    with pytest.raises(LabError, match="--device cuda:3: no such GPU, this machine has 2"):
+        check_device("cuda:3", 2)
+
+
+def test_a_rank_in_the_environment_alone_does_not_silence_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TORCHELASTIC_RUN_ID", raising=False)
+    monkeypatch.setenv("RANK", "1")
+    assert torchrun.is_first_rank()
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
+    assert not torchrun.is_first_rank()
+    monkeypatch.setenv("RANK", "0")
+    assert torchrun.is_first_rank()
