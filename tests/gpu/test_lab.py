@@ -172,8 +172,7 @@ def test_a_population_learns_what_it_learns_on_a_cpu(tmp_path: Path) -> None:
         folders = [TrialFolder(tmp_path / device, one) for one in configs]
         source = folders[-1]
         more = [
-            dataclasses.replace(configs[-1], damping=how, damping_of=source.key)
-            for how in ("same", "mean")
+            dataclasses.replace(configs[-1], damping=how, damping_of=source.key) for how in ("same", "mean")
         ]
         for names in (configs, more):
             members = [TrialFolder(tmp_path / device, one) for one in names]

@@ -14,9 +14,11 @@ import torch
 from tam.lab.core import results
 from tam.lab.core.config import trial_key
 from tam.lab.core.errors import LabError
-from tam.lab.core.results import load_results, pack, unpack
+from tam.lab.core.results import PACKED_FILE, load_results, pack, unpack
+from tam.lab.core.runner import run
 from tam.lab.core.selection import Selection, read_selections, remember_selection
 from tam.lab.core.store import ALIGNMENT_FILE, TrialFolder
+from tam.lab.engines.job import RunLocation
 
 CPU = torch.device("cpu")
 SELECTION = Selection("images", "smoke", variants=("TAM, d shuffled",))
@@ -91,8 +93,35 @@ def test_unpacked_results_are_a_run_folder_again(folder: Path, tmp_path: Path) -
     assert facts(again) == facts(packed)
     pack(again, twice)
     assert twice.read_bytes() == packed.read_bytes()
-    with pytest.raises(LabError, match="not empty"):
-        unpack(packed, again)
+    for target in (again, packed):  # a folder that is not empty, and a file
+        with pytest.raises(LabError, match="Unpack into a new folder"):
+            unpack(packed, target)
+    assert facts(again) == facts(packed) and not list(tmp_path.glob(".*.part"))
+
+
+def test_a_run_does_not_start_in_a_folder_with_packed_results(folder: Path, tmp_path: Path) -> None:
+    """Its trials would be written next to a file that says otherwise."""
+    (tmp_path / "published").mkdir()
+    pack(folder, tmp_path / "published" / PACKED_FILE)
+    location = RunLocation(tmp_path / "published", tmp_path)
+    with pytest.raises(LabError, match="holds packed results"):
+        run(Selection("toy", "smoke"), location, 1, lambda event: None)
+    assert [path.name for path in (tmp_path / "published").iterdir()] == [PACKED_FILE]
+
+
+def test_a_trial_with_another_config_is_not_packed(folder: Path, tmp_path: Path) -> None:
+    path = folder / "trials" / trial_key(TRIALS[0][0]) / "config.json"
+    for change in (lambda: path.write_text("{}"), path.unlink):
+        change()
+        with pytest.raises(LabError, match=r"config\.json"):
+            pack(folder, tmp_path / "a.xz")
+    assert not (tmp_path / "a.xz").exists()
+
+
+def test_other_files_among_the_trials_do_not_matter(folder: Path, tmp_path: Path) -> None:
+    (folder / "trials" / ".DS_Store").write_text("")
+    (folder / "trials" / "notes").mkdir()
+    assert pack(folder, tmp_path / "a.xz") == 3
 
 
 def test_settings_of_the_wrong_optimizer_are_marked_and_not_shown(folder: Path, tmp_path: Path) -> None:
@@ -115,6 +144,12 @@ def edited(packed: Path, **changes: Any) -> bytes:
     return lzma.compress("\n".join([header, json.dumps(trial), *others, ""]).encode())
 
 
+def twice(packed: Path) -> bytes:
+    """Return a packed file that has its last trial twice."""
+    lines = lzma.decompress(packed.read_bytes()).decode().splitlines()
+    return lzma.compress("\n".join([*lines, lines[-1], ""]).encode())
+
+
 def test_a_file_that_is_none_of_ours_is_refused(folder: Path, tmp_path: Path) -> None:
     packed, bad = tmp_path / "a.xz", tmp_path / "bad.xz"
     pack(folder, packed)
@@ -129,6 +164,9 @@ def test_a_file_that_is_none_of_ours_is_refused(folder: Path, tmp_path: Path) ->
         edited(packed, result={"diverged": "no"}), edited(packed, metrics=[1]),
         edited(packed, metrics={"loss": {"values": [1.0], "rows": [0, 1]}}),
         edited(packed, alignment="AAAA//8="), edited(packed, alignment="AHwAfA=="),
+        edited(packed, metrics={"loss": {"values": [1.0], "rows": [10**12]}}),
+        edited(packed, metrics={"epoch": {"values": [1, 2]}, "loss": {"values": [1.0], "rows": [-1]}}),
+        content + content, content + b"more", twice(packed),
     ):  # fmt: skip
         bad.write_bytes(damaged)
         with pytest.raises(LabError, match=r"bad.xz cannot be read as packed results"):

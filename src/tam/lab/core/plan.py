@@ -58,10 +58,14 @@ class Plan:
         """Return the config of one trial."""
         arguments = variant.name, lr, seed, test, *more.items()
         if arguments not in self._trials:
-            self._trials[arguments] = self.experiment.config(
-                optimizer=variant.optimizer, options=dict(variant.options), lr=lr, seed=seed, test=test,
-                **{**self.study.workload, **variant.settings, **more},
-            )  # fmt: skip
+            settings = {**self.study.workload, **variant.settings, **more}
+            try:
+                self._trials[arguments] = self.experiment.config(
+                    optimizer=variant.optimizer, options=dict(variant.options), lr=lr, seed=seed, test=test,
+                    **settings,
+                )  # fmt: skip
+            except (TypeError, ValueError) as error:  # of overrides that somebody else has stored
+                raise LabError(f"{self.study.name} cannot have these settings: {error}") from error
         return self._trials[arguments]
 
     def record(self, trial: TrialConfig) -> TrialRecord | None:

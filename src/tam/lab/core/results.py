@@ -10,6 +10,9 @@ import base64
 import json
 import lzma
 import math
+import os
+import re
+import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -27,9 +30,10 @@ from tam.lab.core.errors import LabError
 
 RUNS_FILE = "runs.json"  # what was run in a folder
 PACKED_FILE = "trials.jsonl.xz"
+TRIAL_NAME = re.compile("[0-9a-f]{12}")
 RUN_AGAIN = "Remove it and start the runs again. Finished trials are reused"
 SCHEMA = "tam-lab-results/1"
-MAX_BYTES = 256 << 20  # of a packed file, expanded: it may come from somebody else
+MAX_BYTES = 64 << 20  # of a packed file, expanded: it may come from somebody else
 MAX_MEMORY = 128 << 20  # of the decompressor
 
 
@@ -58,7 +62,7 @@ class TrialRecord:
     @cached_property
     def config(self) -> dict[str, Any]:
         """The canonical configuration."""
-        return store.read_json(self._path("config.json"), dict)
+        return _read_file(self._path("config.json"))
 
     @cached_property
     def metrics(self) -> list[dict[str, Any]]:
@@ -75,11 +79,18 @@ class TrialRecord:
     def scores(self) -> dict[str, dict[str, Any]]:
         """What was measured of the trained network afterwards, by task."""
         paths = sorted(self._path(store.SCORES_FOLDER).glob("*.json"))
-        return {path.stem: store.read_json(path, dict) for path in paths}
+        return {path.stem: _read_file(path) for path in paths}
 
     def _path(self, name: str) -> Path:
         assert self.folder is not None
         return self.folder / name
+
+
+def _read_file(path: Path) -> dict[str, Any]:
+    try:
+        return store.read_json(path, dict)
+    except FileNotFoundError as error:
+        raise LabError(f"{path} is missing: remove the trial's folder, and it is run again") from error
 
 
 def round_alignment(s: Tensor) -> Tensor:
@@ -122,7 +133,7 @@ class Results:
     def refresh(self) -> Results:
         """Read the results that have appeared in the run folder since the last time."""
         for path in [] if self.root is None else sorted((self.root / "trials").glob("*")):
-            if path.name in self.records:
+            if path.name in self.records or not TRIAL_NAME.fullmatch(path.name):
                 continue
             self.damaged.pop(path.name, None)
             try:
@@ -165,6 +176,8 @@ def _read_packed(path: Path) -> Results:
         if not isinstance(header, dict) or header.get("schema") != SCHEMA:
             raise ValueError(f"its schema is not {SCHEMA}")
         records = {trial["key"]: _packed_record(trial) for trial in trials}
+        if len(records) < len(trials):
+            raise ValueError("it has a trial twice")
         return Results(records=records, stored_selections=list(header["selections"]))
     except lzma.LZMAError as error:
         raise LabError(f"{path} cannot be read as packed results: it is damaged or no .xz file") from error
@@ -183,6 +196,8 @@ def _expand(path: Path) -> str:
             text += decompressor.decompress(compressed, max_length=1 << 24)
             if len(text) > MAX_BYTES:
                 raise ValueError(f"it expands to more than {MAX_BYTES >> 20} MiB")
+        if decompressor.unused_data or file.read(1):
+            raise ValueError("something follows its end")
     return text.decode()
 
 
@@ -191,7 +206,7 @@ def _packed_record(line: Mapping[str, Any]) -> TrialRecord:
         raise ValueError(f"the key {line['key']!r} is not that of its config")
     result = {k: math.nan if v is None else v for k, v in line["result"].items()}
     store.check_result(result)
-    record = TrialRecord(line["key"], result, unreliable=tuple(line.get("unreliable", ())))
+    record = TrialRecord(line["key"], result, unreliable=unreliable_fields(result))
     record.config, record.scores = dict(line["config"]), dict(line.get("scores", {}))
     record.alignment = None
     if "alignment" in line:
@@ -200,10 +215,13 @@ def _packed_record(line: Mapping[str, Any]) -> TrialRecord:
         if not bool((record.alignment.abs() <= 1).all()):
             raise ValueError(f"the alignment of {line['key']} lies outside of [-1, 1]")
     record.metrics = []
-    for name, column in line["metrics"].items():  # `pack_metrics` says how they are written
+    columns = line["metrics"].items()  # `pack_metrics` says how they are written
+    for name, column in sorted(columns, key=lambda item: "rows" in item[1]):  # whole columns first
         values = column["values"] if "values" in column else torch.tensor(column["float32"]).tolist()
-        numbers = column.get("rows", range(len(values)))
-        record.metrics += [{} for _ in range(max(numbers, default=-1) + 1 - len(record.metrics))]
+        record.metrics = record.metrics or [{} for _ in values]
+        numbers = column.get("rows", range(len(record.metrics)))
+        if not all(0 <= number < len(record.metrics) for number in numbers):
+            raise ValueError(f"{line['key']} has no row for a value of {name!r}")
         for number, value in zip(numbers, values, strict=True):
             record.metrics[number][name] = math.nan if value is None else value
     return record
@@ -229,8 +247,19 @@ def pack(source: Path, target: Path) -> int:
 def unpack(source: Path, folder: Path) -> int:
     """Write a packed file as a run folder, which runs can go on from. Return the number of trials."""
     results = load_existing_results(source)
-    if folder.exists() and any(folder.iterdir()):
-        raise LabError(f"{folder} is not empty: unpack into a new folder")
+    part = folder.with_name(f".{folder.name}.{os.getpid()}.part")
+    try:
+        if folder.exists():
+            folder.rmdir()  # it must be empty
+        _write_folder(results, part)
+        part.rename(folder)
+    except (OSError, ValueError) as error:
+        shutil.rmtree(part, ignore_errors=True)
+        raise LabError(f"{folder} cannot be written: {error}. Unpack into a new folder") from error
+    return len(results.records)
+
+
+def _write_folder(results: Results, folder: Path) -> None:
     for record in results:
         trial = store.TrialFolder(folder, record.config)
         trial.path.mkdir(parents=True)
@@ -243,10 +272,11 @@ def unpack(source: Path, folder: Path) -> int:
             trial.write(store.ALIGNMENT_FILE, record.alignment)
         store.write_whole(trial.path / "result.json", _indented(record.stored_result))
     store.write_whole(folder / RUNS_FILE, _indented(results.stored_selections))
-    return len(results.records)
 
 
 def _packed_trial(record: TrialRecord) -> dict[str, Any]:
+    if record.key != trial_key(record.config):
+        raise LabError(f"{record.folder}/config.json is damaged: it is not that of the trial {record.key}")
     # The digests are of files whose content is stored in another form here.
     result = {name: value for name, value in record.stored_result.items() if name != "files"}
     line: dict[str, Any] = {

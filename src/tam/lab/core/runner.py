@@ -47,6 +47,8 @@ def run(
     if os.path.isfile(location.root):
         raise LabError(f"--out {location.root} is a file, not a folder")
     experiment, results = get_experiment(selection.experiment), load_results(location.root)
+    if results.root is None:
+        raise LabError(f"--out {location.root} holds packed results. Unpack them first: tam lab unpack")
     plans = select_plans(selection, results)
     _check(experiment, plans, location, engine, address)
     if experiment.runs_alone or experiment.one_per_process:

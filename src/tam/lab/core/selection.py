@@ -50,6 +50,8 @@ class Selection:
         for key, kind in STORED_TYPES.items():
             if key in stored and not isinstance(stored[key], kind):
                 raise TypeError(f"{key!r} is of a wrong type")
+        if (stored.get("seeds") or 1) < 1:
+            raise ValueError("'seeds' must be at least 1")
         return cls(
             str(stored["experiment"]), str(stored["preset"]), tuple(map(str, stored.get("studies", ()))),
             tuple(map(str, stored.get("arms", ()))), stored.get("seeds"), bool(stored.get("controls", False)),
@@ -75,7 +77,7 @@ def select_plans(selection: Selection, results: Results) -> list[Plan]:
         selected = [controls.with_controls(study) for study in selected]
     for key in selection.overrides:
         if not all(key in study.workload for study in selected):
-            raise LabError(f"studies of {experiment.name}, preset {selection.preset}, take no {key}")
+            raise LabError(f"studies of {experiment.name}, preset {selection.preset}, take no {key!r}")
     selected = [experiment.override(study, selection.overrides) for study in selected]
     wanted = set(selection.variants)
     having = [study for study in selected if wanted <= {variant.name for variant in study.variants}]
@@ -102,7 +104,7 @@ def selections_of(results: Results) -> list[Selection]:
     try:
         return [Selection.from_json(stored) for stored in results.stored_selections]
     except (ValueError, TypeError, AttributeError, KeyError) as error:
-        source = RUNS_FILE if results.root is None else results.root / RUNS_FILE
+        source = "the first line of the packed file" if results.root is None else results.root / RUNS_FILE
         raise LabError(f"{source} is damaged: {error}. {RUN_AGAIN}") from error
 
 

@@ -109,7 +109,7 @@ class Study:
             if variant.name == name:
                 return variant
         names = ", ".join(f'"{variant.name}"' for variant in self.variants)
-        raise LabError(f'{self.name} has no variant "{name}"; it has {names}')
+        raise LabError(f"{self.name} has no variant {json.dumps(name)}; it has {names}")
 
     def comparisons(self) -> list[tuple[str, str]]:
         """Return what is compared with what: variants with the baseline, others, and their controls."""
