@@ -283,7 +283,7 @@ def dry_run(out: Path, *more: str | Path) -> str:
 def test_a_dry_run_shows_trials_and_data_and_writes_nothing(tmp_path: Path) -> None:
     output = dry_run(tmp_path / "X")
     assert "digits-tiny: 2 trials now, about 10 in 2 later stages\n" in output
-    assert "  TAM: lr 0.02, seeds 100\n  TAM: lr 0.2, seeds 100\n" in output
+    assert "  TAM: lr 0.02, tuning seed 100\n  TAM: lr 0.2, tuning seed 100\n" in output
     assert "digits is present" in output and "time: unknown" in output
     assert "cifar10 is missing" in tam_lab("run", "images", "--dry-run", "--data", tmp_path / "Y")[1]
     assert not os.listdir(tmp_path)
