@@ -143,6 +143,35 @@ def test_a_checkpoint_of_an_older_version_is_resumed(tmp_path: Path) -> None:
         assert checkpoint is not None and checkpoint[0] == 4 and folder.metrics() == [{"epoch": 4}]
 
 
+def test_folders_and_links_named_like_checkpoints_are_left_alone(tmp_path: Path) -> None:
+    folder = TrialFolder(tmp_path, {"a": 1})
+    with folder.at_work():
+        folder.save(9, {"x": torch.tensor(9)})
+        (newest,) = folder.path.glob("checkpoint-*")
+        newest.rename(tmp_path / "elsewhere.pt")
+        newest.symlink_to(tmp_path / "elsewhere.pt")
+        (folder.path / "checkpoint-000008-0123456789abcdef.pt").mkdir()
+        for epoch in (1, 2, 3):
+            folder.save(epoch, {"x": torch.tensor(epoch)})
+        checkpoint = folder.load(CPU)
+        assert checkpoint is not None and checkpoint[0] == 3
+        folder.finish({"diverged": False}, 1.0, CPU)
+    assert len(list(folder.path.glob("checkpoint-*"))) == 2 and (tmp_path / "elsewhere.pt").is_file()
+
+
+def test_a_checkpoint_with_another_digest_is_not_opened(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = TrialFolder(tmp_path, {"a": 1})
+    with folder.at_work():
+        (folder.path / "checkpoint-000001-0123456789abcdef.pt").write_bytes(b"somebody's")
+        opened: list[Any] = []
+        monkeypatch.setattr(torch, "load", lambda *args, **options: opened.append(args))
+        with pytest.warns(UserWarning, match="is damaged"):
+            assert folder.load(CPU) is None
+    assert not opened
+
+
 # ---------------------------------------------------------------------- results and metrics
 
 
@@ -231,6 +260,19 @@ def test_a_file_where_a_folder_is_expected(tmp_path: Path) -> None:
     ):
         pass
     assert (tmp_path / "trials").read_text() == "a file"
+
+
+@pytest.mark.parametrize("name", ["trials", f"trials/{TrialFolder(Path(), {'a': 1}).key}"])
+def test_nothing_is_written_through_a_linked_folder(name: str, tmp_path: Path) -> None:
+    finished_trial(tmp_path / "theirs")
+    link = tmp_path / "ours" / name
+    link.parent.mkdir(parents=True)
+    link.symlink_to(tmp_path / "theirs" / name)
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    folder = TrialFolder(tmp_path / "ours", {"a": 1})
+    with pytest.raises(LabError, match=rf"{link} is a link"), folder.at_work():
+        pass
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
 def test_folders_where_files_are_expected(tmp_path: Path) -> None:

@@ -147,6 +147,22 @@ def lock_folder(root: Path) -> Iterator[None]:
         yield
 
 
+def refuse_links(*folders: Path) -> None:
+    """Raise if one of these folders is a link: what is written to it would overwrite somebody's files."""
+    for folder in folders:
+        if os.path.islink(folder):  # False, too, for a name that is too long
+            raise LabError(f"{folder} is a link, which nothing is written through: put a folder in its place")
+
+
+def remove_path(path: Path) -> None:
+    """Remove a file, a link or a whole folder, if it is there and can be removed."""
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        with suppress(OSError):
+            path.unlink()
+
+
 def read_result(trial: Path) -> dict[str, Any] | None:
     """Return the result of the trial in this folder. None if it is not finished."""
     path, hint = trial / "result.json", "Remove it, and the trial is run again"
@@ -218,7 +234,7 @@ class TrialFolder:
         whole = {**result, **files, "timing": timing, "machine": describe_machine(device)}
         write_whole(self.path / "result.json", _json(whole, indent=1))
         for _, _, path in self._checkpoints():
-            path.unlink(missing_ok=True)
+            remove_path(path)
 
     @contextmanager
     def at_work(self, patience: float = 0.5) -> Iterator[None]:
@@ -226,12 +242,10 @@ class TrialFolder:
 
         It may have finished the trial: read the result inside.
         """
+        refuse_links(self.path.parent, self.path)
         with _hold_lock(self.path / "lock", patience):
             for part in self.path.glob(".*.part"):  # of a process that was killed
-                if part.is_dir() and not part.is_symlink():
-                    shutil.rmtree(part, ignore_errors=True)
-                else:
-                    part.unlink(missing_ok=True)
+                remove_path(part)
             write_whole(self.path / "config.json", _json(self.config, indent=1))
             yield
 
@@ -284,7 +298,7 @@ class TrialFolder:
         content = _serialized({"epoch": epoch, "state": dict(state), "rows": json.dumps(self.rows)})
         write_whole(self.path / f"checkpoint-{epoch:06d}-{digest_of(content)}.pt", content)
         for _, _, path in self._checkpoints()[CHECKPOINTS:]:
-            path.unlink(missing_ok=True)
+            remove_path(path)
 
     def load(self, device: torch.device) -> tuple[int, dict[str, Any]] | None:
         """Return the epoch and state of the last intact checkpoint. The metrics become those up to there."""
@@ -292,17 +306,17 @@ class TrialFolder:
         for epoch, digest, path in self._checkpoints():
             try:
                 content = path.read_bytes()
+                if digest_of(content) != digest:
+                    raise ValueError("its digest is not the one in its name")
                 stored = torch.load(io.BytesIO(content), map_location=device, weights_only=True)
-                # Checkpoints of older versions hold no epoch.
-                if digest_of(content) != digest or stored.get("epoch", epoch) != epoch:
-                    raise ValueError("digest or epoch differ from the file's name")
+                if stored.get("epoch", epoch) != epoch:  # checkpoints of older versions hold none
+                    raise ValueError("its epoch is not the one in its name")
                 checkpoint, self.rows = (epoch, stored["state"]), json.loads(stored["rows"])
                 break
             except Exception:  # torch raises whatever its reader meets
                 warnings.warn(f"{path} is damaged: going on from the checkpoint before it", stacklevel=2)
                 if self.writes:
-                    with suppress(OSError):
-                        path.unlink()  # it would take the place of a good one
+                    remove_path(path)  # it would take the place of a good one
         self.begin_with(self.rows)
         return checkpoint
 
@@ -313,8 +327,9 @@ class TrialFolder:
             write_whole(self.path / "metrics.jsonl", b"".join(map(_json, rows)))
 
     def _checkpoints(self) -> list[tuple[int, str, Path]]:
-        """Return the epoch, digest and path of each, the newest first. Other files are not ours."""
-        names = [CHECKPOINT_NAME.fullmatch(path.name) for path in self.path.glob("checkpoint-*")]
+        """Return the epoch, digest and path of each, the newest first. Others, and links, are not ours."""
+        paths = [path for path in self.path.glob("checkpoint-*") if path.is_file() and not path.is_symlink()]
+        names = [CHECKPOINT_NAME.fullmatch(path.name) for path in paths]
         return sorted([(int(name[1]), name[2], self.path / name[0]) for name in names if name], reverse=True)
 
 

@@ -46,9 +46,11 @@ def read_checkpoint(checkpoint: Path) -> dict[str, Any] | None:
     try:
         (path,) = checkpoint.glob("lab-*.pt")
         content = path.read_bytes()
+        if checkpoint.is_symlink() or path.name != f"lab-{digest_of(content)}.pt":
+            return None
         state: dict[str, Any] = torch.load(io.BytesIO(content), weights_only=True)
-        is_intact = path.name == f"lab-{digest_of(content)}.pt" and state["step"] == step_of(checkpoint)
-        return state if is_intact and state["digests"] == _file_digests(checkpoint) else None
+        is_intact = state["step"] == step_of(checkpoint) and state["digests"] == _file_digests(checkpoint)
+        return state if is_intact else None
     except Exception:  # a file is missing, or torch's reader meets something else
         return None
 

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from tam.lab.core.errors import DataError, LabError
-from tam.lab.core.store import SCORES_FOLDER, digest_of, digest_of_folder, write_whole
+from tam.lab.core.store import SCORES_FOLDER, digest_of, digest_of_folder, refuse_links, write_whole
 from tam.lab.experiments.llm.mteb import embeddings as stored
 from tam.lab.experiments.llm.mteb import encoder as encoders
 from tam.lab.experiments.llm.mteb import local_data, tasks
@@ -30,6 +30,7 @@ def score_trial(trial: Path, names: Sequence[str], data_folder: Path, device: to
     model, embeddings, out = str(trial / "model"), trial / "embeddings", trial / SCORES_FOLDER
     if not names:
         return
+    refuse_links(trial.parent, trial, embeddings, out)
     if importlib.util.find_spec("mteb") is None:
         embed_tasks(model, names, data_folder, embeddings, device)
         return
