@@ -13,7 +13,7 @@ from tam.lab.core.alignment import keep_levels, levels_of, pack_levels, read_ali
 from tam.lab.core.errors import LabError
 from tam.lab.core.results import load_results, round_alignment
 from tam.lab.core.selection import Selection, read_selections, remember_selection
-from tam.lab.core.store import ALIGNMENT_FILE, TrialFolder, digest_of, read_json, read_result
+from tam.lab.core.store import ALIGNMENT_FILE, TrialFolder, check_rows, digest_of, read_json, read_result
 
 CPU = torch.device("cpu")
 NESTED = {depth: "[" * depth + "]" * depth for depth in (200, 100_000)}
@@ -181,6 +181,8 @@ def test_a_checkpoint_with_another_digest_is_not_opened(
         {"diverged": "no"}, {"diverged": None}, {"timing": []}, {"timing": {}}, {"timing": {"seconds": "1"}},
         {"timing": {"seconds": 1.0, "together": "2"}}, {"timing": {"seconds": 1.0, "date": 5}},
         {"machine": 3}, {"epochs": "2"}, {"epochs": [2]}, {"settings": []}, {"files": ["x"]},
+        {"timing": {}, "seconds": 1.0}, {"timing": {"seconds": float("nan")}}, {"timing": {"seconds": 1e12}},
+        {"settings": {"options": [1]}}, {"settings": {"optimizer": 3}}, {"machine": {"hardware": "\ud800"}},
     ],
 )  # fmt: skip
 def test_results_with_values_of_a_wrong_type_are_named(values: dict[str, Any], tmp_path: Path) -> None:
@@ -215,12 +217,24 @@ def test_files_that_are_no_json_are_named(content: bytes, tmp_path: Path) -> Non
         _ = record.scores
 
 
-@pytest.mark.parametrize("content", [b"[]\n", b"5\n", b"{\n", b"\xff\n", f"{NESTED[100_000]}\n".encode()])
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"[]\n", b"5\n", b"{\n", b"\xff\n", f"{NESTED[100_000]}\n".encode(), b"{}\n", b'{"epoch": 1.0}\n',
+        b'{"epoch": true}\n', b'{"epoch": 1, "loss": "<b>"}\n', b'{"epoch": 1, "loss": null}\n',
+        b'{"epoch": 1, "loss": {}}\n', b'{"epoch": 1, "loss": [1, "x"]}\n',
+        b'{"epoch": 1, "loss": 1%s}\n' % (400 * b"0"),
+    ],
+)  # fmt: skip
 def test_damaged_metrics_are_named(content: bytes, tmp_path: Path) -> None:
     folder = finished_trial(tmp_path)
     (folder.path / "metrics.jsonl").write_bytes(content)
     with pytest.raises(LabError, match=r"metrics.jsonl is damaged"):
         folder.metrics()
+
+
+def test_rows_hold_numbers_and_lists_of_numbers() -> None:
+    check_rows([{"epoch": 1, "loss": float("nan"), "best": True, "accuracies": [1, 0.5], "none": []}], 1)
 
 
 @pytest.mark.parametrize("lines", [0, 1, 3])

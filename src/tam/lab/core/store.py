@@ -42,9 +42,12 @@ CHECKPOINTS = 2  # the last one, and the one before it should that be damaged
 MAX_DEPTH = 50  # of JSON
 RERUN = "Remove the trial's folder, and it is run again"
 
-# Types of what is read of a result and its timing.
-REQUIRED = {"diverged": bool, "timing": dict, "machine": dict, "seconds": int | float}
-OPTIONAL = {"epochs": int, "settings": dict, "files": dict, "together": int, "date": str}
+# Types of what is read of a result. A section stands before its values.
+REQUIRED = {"diverged": bool, "timing": dict, "machine": dict, "timing.seconds": int | float}
+OPTIONAL = {
+    "epochs": int, "files": dict, "timing.together": int, "timing.date": str,
+    "settings": dict, "settings.options": dict, "settings.optimizer": str,
+}  # fmt: skip
 
 T = TypeVar("T", dict[str, Any], list[Any])
 
@@ -177,28 +180,46 @@ def read_result(trial: Path) -> dict[str, Any] | None:
 
 
 def check_result(result: Mapping[str, Any]) -> None:
-    """Raise ValueError if a result misses a value that every result has, or has one of a wrong type."""
-    timing = result.get("timing")
-    values = {**result, **timing} if isinstance(timing, dict) else result
-    for key, kind in (REQUIRED | OPTIONAL).items():
-        if not isinstance(values.get(key), kind) and (key in REQUIRED or key in values):
-            raise ValueError(f"{key!r} is missing or of a wrong type")
+    """Raise ValueError if a result misses a value that every result has, or has one that cannot be."""
+    for name, kind in (REQUIRED | OPTIONAL).items():
+        section, _, key = name.rpartition(".")
+        values = result.get(section, {}) if section else result
+        if not isinstance(values.get(key), kind) and (name in REQUIRED or key in values):
+            raise ValueError(f"{name!r} is missing or of a wrong type")
+    if not 0 <= result["timing"]["seconds"] < 1e12:
+        raise ValueError("'timing.seconds' is no duration")
+    json.dumps(result, ensure_ascii=False).encode()  # raises ValueError at text that cannot be written
 
 
 def parse_rows(content: bytes) -> list[dict[str, Any]]:
     """Return the rows of JSON lines. A last one that was not written completely is left out."""
-    rows = [json.loads(line) for line in content.split(b"\n")[:-1]]
-    if not all(isinstance(row, dict) for row in rows):
-        raise ValueError("a line holds no dict")
-    return rows
+    return [json.loads(line) for line in content.split(b"\n")[:-1]]
+
+
+def check_rows(rows: list[dict[str, Any]], epochs: int | None) -> None:
+    """Raise ValueError if a row is no dict of an epoch and numbers, or if there is not one for each epoch.
+
+    A value may be a list of numbers, too.
+    """
+    if epochs is not None and len(rows) != epochs:
+        raise ValueError(f"it has {len(rows)} lines, but the result is of {epochs} epochs")
+    for row in rows:
+        if not isinstance(row, dict) or type(row.get("epoch")) is not int:
+            raise ValueError("a line holds no dict with an epoch")
+        for name, value in row.items():
+            if not all(map(_is_number, value if isinstance(value, list) else [value])):
+                raise ValueError(f"{name!r} of epoch {row['epoch']} is no number")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, float) or (isinstance(value, int) and abs(value) < 2**63)
 
 
 def read_metrics(path: Path, epochs: int | None = None) -> list[dict[str, Any]]:
     """Return the rows of a metrics file. A finished trial has one for each of its `epochs`."""
     try:
         rows = parse_rows(path.read_bytes() if path.exists() else b"")
-        if epochs is not None and len(rows) != epochs:
-            raise ValueError(f"it has {len(rows)} lines, but the result is of {epochs} epochs")
+        check_rows(rows, epochs)
         return rows
     except OSError as error:
         raise LabError(f"{path} cannot be read: {error.strerror}") from error
