@@ -293,6 +293,7 @@ def test_slopes() -> None:
         ({"optimizer": "adam"}, "optimizer='adam': must be one of sgd, sgdm, tam"),
         ({"reading": "images"}, "reading='images'"),
         ({"delta": 101}, "delta in 0 to 100"),
+        ({"damping": "nonsense", "damping_of": "0" * 12}, "damping='nonsense'"),
         ({"passes": 0}, "must be at least 1"),
         ({"options": {"floor": 0.1}}, "a population's members have the paper's"),
     ],

@@ -44,6 +44,7 @@ class Config(TrialConfig):
     held_out: int = 10000
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.optimizer not in OPTIMIZERS:
             raise ValueError(f"optimizer={self.optimizer!r}: must be one of {', '.join(OPTIMIZERS)}")
         if self.reading not in ("classes", "samples"):
