@@ -125,3 +125,22 @@ def test_a_monitor_reads_only_what_was_appended(tmp_path: Path) -> None:
         folder.log(json.loads(line))
     event = monitor.new_event()
     assert event is not None and event.epoch == 3
+
+
+def test_a_monitor_forgets_the_rows_of_a_trial_that_begins_again(tmp_path: Path) -> None:
+    configs = [config(seed=seed) for seed in range(2)]
+    job = Job("images", configs[0], others=tuple(configs[1:]))
+    folders, monitor = job.folders(tmp_path), JobMonitor(job, tmp_path)
+    rows = [{"epoch": epoch, "loss": 1.0 / epoch} for epoch in (1, 2)]
+    for folder, count in zip(folders, (2, 1), strict=True):
+        folder.path.mkdir(parents=True)
+        folder.begin_with(rows[:count])
+    event = monitor.new_event()
+    assert event is not None and event.epoch == 1
+    folders[0].begin_with(rows[:1])  # it was killed before its checkpoint
+    assert monitor.new_event() is None
+    folders[1].log(rows[1])
+    assert monitor.new_event() is None  # the first has not ended its second epoch again
+    folders[0].log(rows[1])
+    event = monitor.new_event()
+    assert event is not None and event.epoch == 2

@@ -109,7 +109,7 @@ class JobMonitor:
         # A damaged file is not reported: the task writes it anew from its checkpoint, or fails.
         with suppress(OSError, ValueError, KeyError, TypeError, RecursionError), path.open("rb") as file:
             if os.fstat(file.fileno()).st_size < self.offsets[path]:
-                self.offsets[path] = 0  # the task has begun again, from a checkpoint before
+                self.offsets[path], self.rows[path] = 0, {}  # the task has begun again, from a checkpoint
             file.seek(self.offsets[path])
             content = file.read()
             end = content.rfind(b"\n") + 1
