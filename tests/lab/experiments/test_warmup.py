@@ -118,6 +118,17 @@ def test_forks_start_from_the_state_of_a_run_or_train_up_to_it(tmp_path: Path) -
         pair(tmp_path / "left")
 
 
+def test_forks_do_not_start_from_a_state_that_was_changed(tmp_path: Path) -> None:
+    """Also if the run was killed after it had left the state."""
+    run(tmp_path, steps=18, save_every=0.0, schedule="constant", epochs=5, keep_at=(2,))
+    run(tmp_path, schedule="constant", epochs=5, keep_at=(2,))
+    (path,) = tmp_path.glob("trials/*/state-002.pt")
+    state = torch.load(path, weights_only=True)
+    torch.save({**state, "more": 1}, path)
+    with pytest.raises(LabError, match=rf"{path} is damaged"):
+        pair(tmp_path)
+
+
 def test_forks_differ_in_their_batches_alone(tmp_path: Path) -> None:
     made = [make_training(tmp_path, order=order) for order in (0, 1, 2)]
     for training in made:
@@ -301,7 +312,10 @@ def test_the_control_of_tam_is_sgdm_at_half_the_lr(tmp_path: Path) -> None:
 
 def test_a_report_says_how_long_the_step_after_a_switch_is(tmp_path: Path) -> None:
     name = "TAM until 1, then SGDM"
-    rows = [[{"grad_norm": 1.0, "update_norm": norm} for norm in norms] for norms in ((2.0, 1.0), (1.0, 0.4))]
+    rows = [
+        [{"epoch": i, "grad_norm": 1.0, "update_norm": norm} for i, norm in enumerate(norms, 1)]
+        for norms in ((2.0, 1.0), (1.0, 0.4))
+    ]
     results = [{"validation": 90.0, "metrics": metrics} for metrics in rows]
     plan = write_results(tmp_path, EXPERIMENT.presets["smoke"][0], name, results)
     (line,) = EXPERIMENT.extras.lines(plan)

@@ -3,8 +3,8 @@
     trials/3f2a90c1d4e7/config.json        what determines the trial; its hash is the folder's name
                         metrics.jsonl      one line per epoch
                         checkpoint-*.pt    the last two, each with the digest of its content in its name
-                        alignment.pt       s of every step; the result holds its digest
-                        result.json        when the trial is finished
+                        alignment.pt       s of every step
+                        result.json        when the trial is finished, with the digests of other files
 
 Every file is written completely or not at all, so a process can be killed at any moment. A folder may come
 from somebody else: links are not followed when files are written, and a LabError names a damaged file.
@@ -239,7 +239,7 @@ class TrialFolder:
         self.rows: list[dict[str, Any]] = []  # the metrics, while the trial runs
         # For a trial that cannot yield its progress: an engine sets it.
         self.report_progress: Callable[[Any], None] = lambda progress: None
-        self._alignment_digest: str | None = None  # of the alignment, if it was written
+        self._digests: dict[str, str] = {}  # of the files that `write` has written
 
     def read_result(self) -> dict[str, Any] | None:
         """Return the result of a finished trial."""
@@ -251,7 +251,7 @@ class TrialFolder:
             return
         today = datetime.now(timezone.utc).date().isoformat()
         timing = {"seconds": seconds, "together": self.trials_together, "date": today}
-        files = {} if self._alignment_digest is None else {"files": {ALIGNMENT_FILE: self._alignment_digest}}
+        files = {"files": self._digests} if self._digests else {}
         whole = {**result, **files, "timing": timing, "machine": describe_machine(device)}
         write_whole(self.path / "result.json", _json(whole, indent=1))
         for _, _, path in self._checkpoints():
@@ -305,18 +305,18 @@ class TrialFolder:
         return read_metrics(self.path / "metrics.jsonl")
 
     def write(self, name: str, value: Any) -> None:
-        """Write a file beside the others."""
+        """Write a file next to the others. The result holds its digest."""
         if self.writes:
             content = _serialized(value)
             write_whole(self.path / name, content)
-            if name == ALIGNMENT_FILE:
-                self._alignment_digest = digest_of(content)
+            self._digests[name] = digest_of(content)
 
     def save(self, epoch: int, state: Mapping[str, Any]) -> None:
         """Write a checkpoint, from which `load` continues after this epoch."""
         if not self.writes:
             return
-        content = _serialized({"epoch": epoch, "state": dict(state), "rows": json.dumps(self.rows)})
+        stored = {"epoch": epoch, "state": dict(state), "rows": json.dumps(self.rows), "files": self._digests}
+        content = _serialized(stored)
         write_whole(self.path / f"checkpoint-{epoch:06d}-{digest_of(content)}.pt", content)
         for _, _, path in self._checkpoints()[CHECKPOINTS:]:
             remove_path(path)
@@ -333,6 +333,7 @@ class TrialFolder:
                 if stored.get("epoch", epoch) != epoch:  # checkpoints of older versions hold none
                     raise ValueError("its epoch is not the one in its name")
                 checkpoint, self.rows = (epoch, stored["state"]), json.loads(stored["rows"])
+                self._digests = dict(stored.get("files", {}))
                 break
             except Exception:  # torch raises whatever its reader meets
                 warnings.warn(f"{path} is damaged: going on from the checkpoint before it", stacklevel=2)

@@ -7,6 +7,7 @@ outcome is the largest rise of the loss on the straight line between their weigh
 
 from __future__ import annotations
 
+import io
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -20,7 +21,7 @@ from torch.nn.functional import cross_entropy
 
 from tam import landscape
 from tam.lab.core.errors import LabError
-from tam.lab.core.store import TrialFolder
+from tam.lab.core.store import TrialFolder, digest_of
 from tam.lab.experiments.images import trial as images
 from tam.lab.experiments.images.trial import Training
 from tam.lab.training.augmentation import normalize
@@ -97,8 +98,13 @@ class ForkPair(NetworkLearner):
             run_folder = TrialFolder(self.folder.path.parent.parent, replace(self.config.trunk, test=test))
             path = run_folder.path / images.state_file(self.config.at)
             if path.exists():
+                files = (run_folder.read_result() or {}).get("files", {})  # a run may still go on
                 try:
-                    state = dict(torch.load(path, map_location=self.device, weights_only=True))
+                    content = path.read_bytes()
+                    if path.name in files and files[path.name] != digest_of(content):
+                        raise ValueError("its digest is not the one in the run's result")
+                    stored = torch.load(io.BytesIO(content), map_location=self.device, weights_only=True)
+                    state = dict(stored)
                 except Exception as error:  # torch raises errors of many kinds
                     remedy = "remove it, and the forks train up to this epoch themselves"
                     raise LabError(f"{path} is damaged: {remedy}") from error
