@@ -135,6 +135,7 @@ def test_markdown_shows_hostile_text_as_text(text: str) -> None:
         "+0.1",
         "(a) 5% ± 3: x = y / 2; it's",
         "weight_decay 0.1",
+        "lr: 0.1, http, torch 2.13.0+cu126",
     ],
 )
 def test_ordinary_text_stays_as_it_is_in_markdown(text: str) -> None:
@@ -149,6 +150,8 @@ def test_ordinary_text_stays_as_it_is_in_markdown(text: str) -> None:
         ("*a* _b_ `c` [d] #e \\f", "\\*a\\* \\_b\\_ \\`c\\` \\[d\\] \\#e \\\\f"),
         ("a\nb\r\nc\u2028d", "a b c d"),
         ("__init__", "\\_\\_init\\_\\_"),
+        ("https://a.b WWW.c.d e@f.g", "https\\://a.b WWW\\.c.d e\\@f.g"),
+        ("~~a~~ $b$", "\\~\\~a\\~\\~ \\$b\\$"),
         (None, "None"),
     ],
 )

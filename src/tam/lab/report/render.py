@@ -17,8 +17,9 @@ from tam.lab.core.results import without_nan
 from tam.lab.report import charts
 from tam.lab.report.model import Report, Section
 
-# An underscore inside a word means nothing in Markdown, and settings are full of them.
-_MARKDOWN_SPECIAL = re.compile(r"[\\`*\[\]|#]|(?<![^\W_])_|_(?![^\W_])")
+# An underscore inside a word means nothing in Markdown, and settings are full of them. Many programs make
+# links of "www.", "://" and addresses of mail, and formulas of what is between dollars.
+_MARKDOWN_SPECIAL = re.compile(r"[\\`*\[\]|#~$@]|(?<![^\W_])_|_(?![^\W_])|(?<=www)\.|:(?=//)", re.IGNORECASE)
 
 
 def escape_markdown(value: object) -> str:
