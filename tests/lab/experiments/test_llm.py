@@ -232,6 +232,25 @@ def test_without_an_intact_checkpoint_a_trial_starts_again(
     assert_same_end(folder, whole)
 
 
+@pytest.mark.filterwarnings("ignore:.*is damaged")
+@pytest.mark.parametrize("link", [False, True])
+def test_files_and_links_where_folders_are_expected(
+    link: bool, stopped: Path, whole: TrialFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(stopped, tmp_path / "lab")
+    trial, target = tmp_path / "lab/trials" / config().key, tmp_path / "theirs"
+    target.mkdir()
+    (target / "file").write_text("theirs")
+    for name in ("model", "embeddings", "model-007", "checkpoints/checkpoint-43"):
+        if link:
+            (trial / name).symlink_to(target)
+        else:
+            (trial / name).write_text("a file")
+    step, folder = first_step(tmp_path / "lab", monkeypatch)
+    assert step == 23 and [path.name for path in target.iterdir()] == ["file"]
+    assert_same_end(folder, whole)
+
+
 def test_epochs_are_reported_while_the_trainer_runs(tmp_path: Path) -> None:
     folder, reported = TrialFolder(tmp_path, config()), []
 

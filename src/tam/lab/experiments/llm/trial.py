@@ -8,7 +8,6 @@ perplexity is kept and evaluated on MTEB's tasks.
 from __future__ import annotations
 
 import math
-import shutil
 import time
 import warnings
 from collections.abc import Iterator
@@ -22,7 +21,7 @@ from torch.utils.data import DataLoader
 
 from tam.lab.core.config import TrialConfig, effective_settings
 from tam.lab.core.errors import LabError
-from tam.lab.core.store import TrialFolder, digest_of, digest_of_folder
+from tam.lab.core.store import TrialFolder, digest_of, digest_of_folder, remove_path
 from tam.lab.data import text
 from tam.lab.engines.ranks import Ranks
 from tam.lab.experiments.llm import checkpoints, tokens
@@ -192,17 +191,21 @@ class Training:
             part, path = self.folder.path / ".model.part", self.model_path(self.best_epoch)
             self.model.save_pretrained(part)
             self.tokenizer.save_pretrained(part)
-            shutil.rmtree(path, ignore_errors=True)  # of a run that was killed
+            remove_path(path)  # of a run that was killed
             part.replace(path)
             self.best_digest = digest_of_folder(path)
 
     def remove_other_models(self) -> None:
         for path in self.folder.path.glob("model-*"):
             if path != self.model_path(self.best_epoch):
-                shutil.rmtree(path)
+                remove_path(path)
 
     def load(self) -> Path | None:
         """Load the newest intact checkpoint and return it. Damaged ones are removed."""
+        leftovers = [self.folder.path / name for name in ("model", "embeddings")]  # of an earlier run
+        for path in [*leftovers, self.folder.path / checkpoints.FOLDER] if self.folder.writes else []:
+            if path.is_symlink() or not path.is_dir():  # a file or a link where a folder is written
+                remove_path(path)
         self.ranks.wait()
         checkpoint, rows = None, []
         for path in checkpoints.list_checkpoints(self.folder.path):
@@ -213,10 +216,10 @@ class Training:
                 break
             warnings.warn(f"{path} is damaged: continuing from the checkpoint before it", stacklevel=2)
             if self.folder.writes:
-                shutil.rmtree(path)
+                remove_path(path)
         if checkpoint is None and self.folder.writes:
-            for name in ("model", "embeddings"):  # of an earlier run whose result was removed
-                shutil.rmtree(self.folder.path / name, ignore_errors=True)
+            for path in leftovers:
+                remove_path(path)
         self.folder.begin_with(rows)
         self.ranks.wait()
         return checkpoint
@@ -344,7 +347,7 @@ def _finish(training: Training, result: dict[str, Any], data_folder: Path, devic
     folder, config = training.folder, training.config
     training.remove_other_models()
     if not config.test or result["diverged"]:
-        shutil.rmtree(training.model_path(training.best_epoch), ignore_errors=True)
+        remove_path(training.model_path(training.best_epoch))
     else:
         training.model_path(training.best_epoch).rename(folder.path / "model")
         if training.ranks.count == 1:  # the others would time out: `tam lab score` does it then
@@ -352,4 +355,4 @@ def _finish(training: Training, result: dict[str, Any], data_folder: Path, devic
     if not result["diverged"]:
         training.recorder.write_alignment(folder)
     folder.finish(result, training.seconds(), device)
-    shutil.rmtree(folder.path / checkpoints.FOLDER, ignore_errors=True)
+    remove_path(folder.path / checkpoints.FOLDER)
