@@ -22,7 +22,7 @@ from tam.lab.engines.job import RunLocation
 
 CPU = torch.device("cpu")
 SELECTION = Selection("images", "smoke", variants=("TAM, d shuffled",))
-HALF = float(torch.tensor(1 / 3))  # exact in float32
+THIRD = float(torch.tensor(1 / 3))  # exact in float32
 
 
 @pytest.fixture
@@ -47,7 +47,7 @@ def folder(tmp_path: Path) -> Path:
 TRIALS: list[tuple[dict[str, Any], list[dict[str, Any]], dict[str, Any]]] = [
     (
         {"optimizer": "tam", "lr": 0.2, "seed": 0, "epochs": 2},
-        [{"epoch": 1, "loss": HALF, "validation": 90.123456789012345}, {"epoch": 2, "loss": 0.1, "dip": 0.5}],
+        [{"epoch": 1, "loss": THIRD, "validation": 90.12345678901234}, {"epoch": 2, "loss": 0.1, "dip": 0.5}],
         {"validation": 91.0, "loss": 0.1, "diverged": False, "epochs": 2},
     ),
     (
@@ -57,7 +57,7 @@ TRIALS: list[tuple[dict[str, Any], list[dict[str, Any]], dict[str, Any]]] = [
     ),
     (
         {"optimizer": "tam", "lr": 0.1, "seed": 0, "epochs": 2, "switch": 1},
-        [{"epoch": 1, "loss": 0.5}, {"epoch": 2, "loss": HALF}],
+        [{"epoch": 1, "loss": 0.5}, {"epoch": 2, "loss": THIRD}],
         {"validation": 91.0, "loss": 0.1, "diverged": False, "epochs": 2,
          "settings": {"optimizer": "tam", "lr": 0.1, "options": {"betas": [0.9, 0.999], "eps": 1e-8}}},
     ),

@@ -305,11 +305,11 @@ def test_mistakes(mistake: dict[str, Any], message: str) -> None:
 
 def test_the_lab_runs_populations_on_both_engines(tmp_path: Path) -> None:
     found = []
-    told: dict[str, dict[tuple[str, int], float]] = {"local": {}, "ray": {}}
-    for engine in told:
+    online_by_engine: dict[str, dict[tuple[str, int], float]] = {"local": {}, "ray": {}}
+    for engine in online_by_engine:
         selection = Selection("online", "smoke", variants=(controls.controls(TAM)[1].name,))
 
-        def tell(event: Event, mine: dict[tuple[str, int], float] = told[engine]) -> None:
+        def tell(event: Event, mine: dict[tuple[str, int], float] = online_by_engine[engine]) -> None:
             if isinstance(event, EpochEnded):
                 mine[event.job.label, event.epoch] = event.metrics["online"]
 
@@ -319,7 +319,7 @@ def test_the_lab_runs_populations_on_both_engines(tmp_path: Path) -> None:
             records = [record for one in plan.outcomes() for record in one.records.values()]
             found.append([record.result["online"] for record in records])
     assert len(found[0]) == 6 and found[:2] == found[2:]
-    last = dict(told["local"].keys())  # Ray's may miss the tasks before
+    last = dict(online_by_engine["local"].keys())  # Ray's may miss the tasks before
     assert "networks at once" in next(iter(last))
     for key in last.items():
-        assert told["ray"][key] == pytest.approx(told["local"][key])
+        assert online_by_engine["ray"][key] == pytest.approx(online_by_engine["local"][key])

@@ -199,10 +199,10 @@ def test_two_in_three_configurations_of_any_number() -> None:
         rows = [row(str(i), "100", str(100 + Fraction(g, 100)), category=str(i)) for i, g in enumerate(gains)]
         claim = check_claims(rows)[0]
         assert claim.agrees == (3 * sum(gain >= -20 for gain in gains) >= 2 * n)
-        told = re.search(r"from ([\d.]+)% on", claim.evidence)
-        assert (told is None) == claim.agrees
-        if told is not None:
-            limit = round(100 * float(told[1]))
+        limit_text = re.search(r"from ([\d.]+)% on", claim.evidence)
+        assert (limit_text is None) == claim.agrees
+        if limit_text is not None:
+            limit = round(100 * float(limit_text[1]))
             held = [3 * sum(gain >= -t for gain in gains) >= 2 * n for t in (limit, limit - 1)]
             assert held == [True, False]
 
@@ -244,9 +244,9 @@ def test_figures_have_a_bar_for_each_configuration(rows: list[Row]) -> None:
     charts = [ElementTree.fromstring(figure) for figure in page.figures(rows)]
     bars = [[rect for rect in chart.iter("rect") if rect.find("title") is not None] for chart in charts]
     assert [len(of) for of in bars] == [42, 42, 42, 18 * 3]
-    told = {rect.findtext("title"): rect for of in bars for rect in of}
-    assert float(told["large / Retrieval, 3: +51.67"].attrib["width"]) > 150
-    assert "BERT-base, 3: 68 / 88 / 100" in told
+    bar_of_title = {rect.findtext("title"): rect for of in bars for rect in of}
+    assert float(bar_of_title["large / Retrieval, 3: +51.67"].attrib["width"]) > 150
+    assert "BERT-base, 3: 68 / 88 / 100" in bar_of_title
     assert all(chart.get("role") == "img" and chart.get("aria-label") for chart in charts)
 
 

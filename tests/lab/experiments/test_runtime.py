@@ -1,4 +1,4 @@
-"""Timing a step beside AdamW's."""
+"""Timing a step next to AdamW's."""
 
 from __future__ import annotations
 
