@@ -203,7 +203,7 @@ def _describe_selection(plan: Plan, variant: Variant) -> str:
 def _describe_time(timings: Sequence[Mapping[str, Any]]) -> str:
     if not timings:
         return ""
-    others = ", with others beside it"  # the first ones did not record the number
+    others = ", with others next to it"  # the first ones did not record the number
     if all("together" in timing for timing in timings):
         most = max(timing["together"] for timing in timings)
         others = f", up to {most} side by side in a process" if most > 1 else ""

@@ -28,7 +28,7 @@ CHOICES = {
     "which WikiText. <unk> stands for rare words in it.",
     "batch": "8 blocks: Hugging Face's default; on several ranks they share it.",
     "lr": "the paper's grid. At equal lr AdaTAMW's settled steps are 5 times AdamW's, and its first ones "
-    "larger still: beside it run AdaTAMW over a fifth of the grid, AdamW over five times it, and AdaTAMW "
+    "larger still: next to it run AdaTAMW over a fifth of the grid, AdamW over five times it, and AdaTAMW "
     "with bias correction over a fifth.",
     "settings": "Hugging Face's defaults: weight decay 0, gradients clipped at norm 1, linear decay to 0, no "
     "warm-up.",

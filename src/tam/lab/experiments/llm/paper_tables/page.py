@@ -102,7 +102,7 @@ class Bar(NamedTuple):
     text: str
 
 
-# Of the page's colours; the values are written beside the bars for those who cannot tell them apart.
+# Of the page's colours; the values are written next to the bars for those who cannot tell them apart.
 _GOOD, _NEAR, _FAR, _BAD = 2, 6, 4, 1
 _LEFT, _RIGHT, _TOP, _BOTTOM, _LINE = 205, 100, 34, 70, 15
 
