@@ -204,7 +204,7 @@ def _expand(path: Path) -> str:
 def _packed_record(line: Mapping[str, Any]) -> TrialRecord:
     if line["key"] != trial_key(line["config"]):
         raise ValueError(f"the key {line['key']!r} is not that of its config")
-    result = {k: math.nan if v is None else v for k, v in line["result"].items()}
+    result: dict[str, Any] = {k: math.nan if v is None else v for k, v in line["result"].items()}
     store.check_result(result)
     record = TrialRecord(line["key"], result, unreliable=unreliable_fields(result))
     record.config, record.scores = dict(line["config"]), dict(line.get("scores", {}))
@@ -224,6 +224,7 @@ def _packed_record(line: Mapping[str, Any]) -> TrialRecord:
             raise ValueError(f"{line['key']} has no row for a value of {name!r}")
         for number, value in zip(numbers, values, strict=True):
             record.metrics[number][name] = math.nan if value is None else value
+    store.check_rows(record.metrics, result.get("epochs"))
     return record
 
 
