@@ -1,4 +1,4 @@
-"""Options that several commands have, their checks, and what a shell completes."""
+"""Options that several commands have, and their checks."""
 
 from __future__ import annotations
 
@@ -9,35 +9,10 @@ from typing import Annotated
 import typer
 
 from tam.lab.core.errors import LabError
-from tam.lab.core.registry import get_experiment
-from tam.lab.core.study import Study
 from tam.lab.data import default_folder
 
-
-def complete_preset(ctx: typer.Context) -> list[str]:
-    """Return the presets of the experiment whose command it is."""
-    return list(get_experiment(str(ctx.info_name)).presets)
-
-
-def complete_study(ctx: typer.Context) -> list[str]:
-    return [study.name for study in _studies(ctx)]
-
-
-def complete_variant(ctx: typer.Context) -> list[str]:
-    return list({variant.name: None for study in _studies(ctx) for variant in study.variants})
-
-
-def _studies(ctx: typer.Context) -> tuple[Study, ...]:
-    """Return the studies of the preset on the command line."""
-    return get_experiment(str(ctx.info_name)).presets.get(ctx.params.get("preset") or "quick", ())
-
-
-DataFolder = Annotated[
-    Path | None,
-    typer.Option(
-        "--data", metavar="FOLDER", help=f"Data folder. Default: {default_folder()}.", envvar="TAM_DATA"
-    ),
-]
+_DATA = f"Data folder. Default: {default_folder()}."
+DataFolder = Annotated[Path | None, typer.Option("--data", metavar="FOLDER", help=_DATA, envvar="TAM_DATA")]
 ResultsPath = Annotated[
     Path, typer.Argument(metavar="RESULTS", help="The --out of a run, or a file written by `tam lab pack`.")
 ]

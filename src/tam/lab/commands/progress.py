@@ -100,12 +100,8 @@ class ProgressDisplay:
         if isinstance(event, events.TrialFinished):
             self.finished += trial.job.size
             self.durations.append((time.monotonic() - trial.start) / trial.job.size)
-            parts = (
-                f"finished in {_duration(time.monotonic() - trial.start)}",
-                trial.figures(),
-                self.overall(),
-            )
-            text = "; ".join(filter(None, parts))
+            duration = describe_duration(time.monotonic() - trial.start)
+            text = "; ".join(filter(None, (f"finished in {duration}", trial.figures(), self.overall())))
         self._print(f"{event.job.label} ({event.job.key}): {text}")
 
     def _update_best(self, trial: TrialProgress) -> None:
@@ -119,7 +115,7 @@ class ProgressDisplay:
         """Return how far the run is: "3/14 trials, about 2 min left, 2 stages to go"."""
         seconds, stages = self._seconds_left(), self.round.later_rounds
         text = f"{self.finished}/{self.finished + self.left + self.round.later_trials} trials"
-        text += "" if seconds is None else f", about {_duration(seconds)} left"
+        text += "" if seconds is None else f", about {describe_duration(seconds)} left"
         return text + (f", {stages} stage{'s' * (stages > 1)} to go" if stages else "")
 
     def _seconds_left(self) -> float | None:
@@ -146,5 +142,5 @@ class ProgressDisplay:
             self.console.print(text, highlight=False, markup=False, soft_wrap=True)
 
 
-def _duration(seconds: float) -> str:
+def describe_duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds > 90 else f"{seconds:.0f} s"

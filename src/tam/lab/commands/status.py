@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from tam.lab.commands.options import AsJson, ResultsPath
@@ -21,8 +21,8 @@ class VariantStatus:
     lr: float | None  # None while it is not selected
     finished: int  # of the comparison trials, one per seed
     wanted: int
-    blocked: int = 0  # comparison trials that can never run
-    note: str = ""  # why they cannot, or what the variant waits for
+    blocked: int  # comparison trials that can never run
+    note: str  # why they cannot, or what the variant waits for
 
 
 @dataclass(frozen=True)
@@ -91,22 +91,22 @@ def study_status(plan: Plan, path: Path) -> StudyStatus:
 
 def variant_status(plan: Plan, outcome: Outcome, is_over: bool) -> VariantStatus:
     """Return how far a variant is. `is_over`: no trial of the study can run now or later."""
-    variant = outcome.variant
-    status = VariantStatus(variant.name, outcome.lr, len(outcome.records), outcome.wanted)
+    variant, blocked, note = outcome.variant, 0, ""
+    missing = [trial for trial in plan.comparison_trials(variant) or [] if plan.record(trial) is None]
+    sources = [plan.results.get(trial.damping_of) for trial in missing if trial.damping_of]
+    diverged = sum(source is not None and source.diverged for source in sources)
     if outcome.lr is None:
         tuned = plan.study.variant(variant.control_of or variant.name)
         lrs = plan.grid(tuned)
         tried = sum(plan.tuning_score(tuned, lr) is not None for lr in lrs)
         if tried == len(lrs):
-            return replace(status, blocked=status.wanted, note=f"every lr of {tuned.name} diverged")
-        if variant.control_of:
-            return replace(status, note=f"waits for the lr of {tuned.name}")
-        return replace(status, note=f"lr not selected yet, {tried} of {len(lrs)} tried")
-    missing = [trial for trial in plan.comparison_trials(variant) or [] if plan.record(trial) is None]
-    sources = [plan.results.get(trial.damping_of) for trial in missing if trial.damping_of]
-    diverged = sum(source is not None and source.diverged for source in sources)
-    if diverged:
-        return replace(status, blocked=diverged, note="the source of the damping diverged")
-    if is_over and missing:
-        return replace(status, blocked=len(missing), note="the source of the damping was not run")
-    return status
+            blocked, note = outcome.wanted, f"every lr of {tuned.name} diverged"
+        elif variant.control_of:
+            note = f"waits for the lr of {tuned.name}"
+        else:
+            note = f"lr not selected yet, {tried} of {len(lrs)} tried"
+    elif diverged:
+        blocked, note = diverged, "the source of the damping diverged"
+    elif is_over and missing:
+        blocked, note = len(missing), "the source of the damping was not run"
+    return VariantStatus(variant.name, outcome.lr, len(outcome.records), outcome.wanted, blocked, note)
