@@ -44,7 +44,7 @@ def test_a_finished_run(folder: Path) -> None:
     assert "TAM, shuffled damping: 2 of 2 seeds\n" in output
     (study,) = json.loads(tam_lab("status", folder, "--json")[1])
     assert (study["study"], study["to_run"], study["running"]) == ("digits-tiny", 0, 0)
-    assert all(variant["finished"] == variant["wanted"] == 2 for variant in study["variants"])
+    assert all(variant["finished"] == variant["planned"] == 2 for variant in study["variants"])
     assert snapshot(folder) == before
 
 
@@ -66,7 +66,7 @@ def test_a_control_whose_source_diverged_is_blocked_in_the_study_and_in_the_vari
     assert f"digits-tiny: done; {blocked}" in output and f"{control}: 1 of 2 seeds; {blocked}" in output
     (study,) = json.loads(tam_lab("status", copy, "--json")[1])
     (variant,) = (variant for variant in study["variants"] if variant["name"] == control)
-    assert (study["to_run"], variant["finished"], variant["wanted"], variant["blocked"]) == (0, 1, 2, 1)
+    assert (study["to_run"], variant["finished"], variant["planned"], variant["blocked"]) == (0, 1, 2, 1)
 
 
 def test_a_variant_all_of_whose_lrs_diverged_is_blocked(copy: Path) -> None:

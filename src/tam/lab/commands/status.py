@@ -20,7 +20,7 @@ class VariantStatus:
     name: str
     lr: float | None  # None while it is not selected
     finished: int  # of the comparison trials, one per seed
-    wanted: int
+    planned: int
     blocked: int  # comparison trials that can never run
     note: str  # why they cannot, or what the variant waits for
 
@@ -59,18 +59,18 @@ def show_status(results: ResultsPath, as_json: AsJson = False) -> None:
         for one in study.variants:
             blocked = f"{count_trials(one.blocked)} cannot run: " if one.blocked else ""
             note = f"; {blocked}{one.note}" if one.note else ""
-            print(f"  {one.name}: {one.finished} of {one.wanted} seeds{note}")
+            print(f"  {one.name}: {one.finished} of {one.planned} seeds{note}")
 
 
 def load_plans(path: Path) -> list[Plan]:
     """Return the plans of everything that was run, without parts of what was run another time."""
     results = load_existing_results(path)
     plans = [plan for selection in selections_of(results) for plan in select_plans(selection, results)]
-    wanted: list[Plan] = []
+    whole_plans: list[Plan] = []
     for plan in sorted(plans, key=lambda plan: -plan.study.trials()):
-        if not any(_covers(other, plan) for other in wanted):
-            wanted.append(plan)
-    return sorted(wanted, key=plans.index)
+        if not any(_covers(other, plan) for other in whole_plans):
+            whole_plans.append(plan)
+    return sorted(whole_plans, key=plans.index)
 
 
 def _covers(plan: Plan, other: Plan) -> bool:
@@ -100,7 +100,7 @@ def variant_status(plan: Plan, outcome: Outcome, is_over: bool) -> VariantStatus
         lrs = plan.grid(tuned)
         tried = sum(plan.tuning_score(tuned, lr) is not None for lr in lrs)
         if tried == len(lrs):
-            blocked, note = outcome.wanted, f"every lr of {tuned.name} diverged"
+            blocked, note = outcome.planned, f"every lr of {tuned.name} diverged"
         elif variant.control_of:
             note = f"waits for the lr of {tuned.name}"
         else:
@@ -109,4 +109,4 @@ def variant_status(plan: Plan, outcome: Outcome, is_over: bool) -> VariantStatus
         blocked, note = diverged, "the source of the damping diverged"
     elif is_over and missing:
         blocked, note = len(missing), "the source of the damping was not run"
-    return VariantStatus(variant.name, outcome.lr, len(outcome.records), outcome.wanted, blocked, note)
+    return VariantStatus(variant.name, outcome.lr, len(outcome.records), outcome.planned, blocked, note)

@@ -41,8 +41,8 @@ def current_name(name: str) -> str:
 def controls(variant: Variant) -> tuple[Variant, ...]:
     """Return what a variant of TAM or AdaTAM must beat to be said to help."""
     other = registry.get(plain(variant.optimizer))
-    known = inspect.signature(other.cls).parameters
-    options = {k: v for k, v in variant.options.items() if k in known}
+    accepted = inspect.signature(other.cls).parameters
+    options = {k: v for k, v in variant.options.items() if k in accepted}
     ratio = settled_step(variant.optimizer, variant.options) / settled_step(other.name, options)
     settings = {k: v for k, v in variant.settings.items() if k not in OF_TAM}
     at_effective_lr = Variant(

@@ -25,7 +25,7 @@ class Outcome:
     lr: float | None  # None while it is not selected
     at_edge: bool  # the lr is at an edge of its grid
     records: dict[int, TrialRecord]
-    wanted: int
+    planned: int
     key: str  # of the metric that is compared
 
     def values(self, key: str) -> dict[int, float]:
@@ -83,10 +83,10 @@ class Plan:
         low = high = 0
         while True:
             winners = [self._winner(one, _extended_grid(one, low, high)) for one in self._tuned_variants()]
-            known = [winner for winner in winners if winner is not None]
-            if len(known) < len(winners):
+            places = [winner for winner in winners if winner is not None]
+            if len(places) < len(winners):
                 return low, high  # these must be run first
-            more = low + any(i == 0 for i, _ in known), high + any(i == last for i, last in known)
+            more = low + any(i == 0 for i, _ in places), high + any(i == last for i, last in places)
             if more == (low, high) or max(more) > MAX_EXTENSIONS:
                 return low, high
             low, high = more
@@ -102,8 +102,8 @@ class Plan:
 
     def _winner(self, variant: Variant, lrs: Sequence[float]) -> tuple[int, int] | None:
         """Return the index of the best lr and the last index. None if trials are missing."""
-        found = [self.tuning_score(variant, lr) for lr in lrs]
-        scores = [score if self.study.higher else -score for score in found if score is not None]
+        tuning_scores = [self.tuning_score(variant, lr) for lr in lrs]
+        scores = [score if self.study.higher else -score for score in tuning_scores if score is not None]
         if len(scores) < len(lrs):
             return None
         return max(range(len(lrs)), key=scores.__getitem__), len(lrs) - 1
@@ -177,12 +177,12 @@ class Plan:
 
     def outcomes(self) -> list[Outcome]:
         """Return the finished trials of every variant."""
-        outcomes, wanted = [], len(self.study.seeds)
+        outcomes, planned = [], len(self.study.seeds)
         for variant in self.study.variants:
             lr, at_edge = self.selected_lr(variant) or (None, False)
             records = {trial.seed: self.record(trial) for trial in self.comparison_trials(variant) or []}
             finished = {seed: record for seed, record in records.items() if record is not None}
-            outcomes.append(Outcome(variant, lr, at_edge, finished, wanted, self.study.outcome))
+            outcomes.append(Outcome(variant, lr, at_edge, finished, planned, self.study.outcome))
         return outcomes
 
     def duplicates(self) -> dict[str, str]:

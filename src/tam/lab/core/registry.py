@@ -75,15 +75,15 @@ class Experiment:
 def _modules() -> dict[str, str]:
     """Return the module of every experiment, by name. Imports the packages' `__init__` alone."""
     package = importlib.import_module(EXPERIMENTS_PACKAGE)
-    found: dict[str, str] = {}
+    modules: dict[str, str] = {}
     for folder in sorted(module.name for module in pkgutil.iter_modules(package.__path__) if module.ispkg):
         path = f"{EXPERIMENTS_PACKAGE}.{folder}"
         try:
             names = getattr(importlib.import_module(path), "EXPERIMENTS", {folder: "studies"})
         except Exception:  # loading the experiment shows why
             names = {folder: "studies"}
-        found |= {name: f"{path}.{module}" for name, module in names.items()}
-    return found
+        modules |= {name: f"{path}.{module}" for name, module in names.items()}
+    return modules
 
 
 def experiment_names() -> list[str]:

@@ -79,8 +79,8 @@ def select_plans(selection: Selection, results: Results) -> list[Plan]:
         if not all(key in study.workload for study in selected):
             raise LabError(f"studies of {experiment.name}, preset {selection.preset}, take no {key!r}")
     selected = [experiment.override(study, selection.overrides) for study in selected]
-    wanted = set(selection.variants)
-    having = [study for study in selected if wanted <= {variant.name for variant in study.variants}]
+    variant_names = set(selection.variants)
+    having = [study for study in selected if variant_names <= {variant.name for variant in study.variants}]
     plans = []
     for study in having or selected:  # if no study has these variants, the error names one
         part = study.only(selection.variants, selection.seeds, selection.controls)
@@ -93,10 +93,10 @@ def remember_selection(selection: Selection, root: Path) -> None:
     with lock_folder(root):  # another run may do the same
         path = root / RUNS_FILE
         stored = read_json(path, list, RUN_AGAIN) if path.exists() else []
-        known = selections_of(Results(root, stored_selections=stored))
-        if selection not in known:
-            known.append(selection)
-        write_whole(path, json.dumps([one.to_json() for one in known], indent=1).encode() + b"\n")
+        selections = selections_of(Results(root, stored_selections=stored))
+        if selection not in selections:
+            selections.append(selection)
+        write_whole(path, json.dumps([one.to_json() for one in selections], indent=1).encode() + b"\n")
 
 
 def selections_of(results: Results) -> list[Selection]:

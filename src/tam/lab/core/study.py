@@ -84,15 +84,15 @@ class Study:
 
     def only(self, names: Sequence[str], seeds: int | None, controls: bool = False) -> Study:
         """Return the study with these variants (and those they need), and with its first seeds only."""
-        wanted = {self.variant(name).name for name in names} or {variant.name for variant in self.variants}
-        wanted |= {one.control_of for one in self.variants if one.name in wanted and one.control_of}
-        wanted |= {one.versus for one in self.variants if one.name in wanted and one.versus}
-        wanted |= {one.name for one in self.variants if controls and one.control_of in names}
-        wanted.add(self.baseline)
+        selected = {self.variant(name).name for name in names} or {variant.name for variant in self.variants}
+        selected |= {one.control_of for one in self.variants if one.name in selected and one.control_of}
+        selected |= {one.versus for one in self.variants if one.name in selected and one.versus}
+        selected |= {one.name for one in self.variants if controls and one.control_of in names}
+        selected.add(self.baseline)
         variants = tuple(
-            replace(variant, against=tuple(name for name in variant.against if name in wanted))
+            replace(variant, against=tuple(name for name in variant.against if name in selected))
             for variant in self.variants
-            if variant.name in wanted
+            if variant.name in selected
         )
         if seeds is not None and seeds > len(self.seeds):
             raise LabError(f"{self.name} has {len(self.seeds)} seeds, not {seeds}")

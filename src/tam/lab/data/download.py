@@ -63,17 +63,17 @@ def _fetch(name: str, download: Download, target: Path) -> None:
 
 def _unpack(archive: Path, files: Iterable[File], folder: Path) -> None:
     """Unpack these files of an archive, and no other member of it."""
-    wanted, total = {file.path: file for file in files}, 0
+    missing, total = {file.path: file for file in files}, 0
     with archive.open("rb") as content:
         for path, member in _regular_members(content, archive.name):
-            if path in wanted:
-                file = wanted.pop(path)
+            if path in missing:
+                file = missing.pop(path)
                 limit = min(MAX_FILE if file.size is None else file.size, MAX_TOTAL - total)
                 (folder / path).parent.mkdir(parents=True, exist_ok=True)
                 total += _save(folder / path, member, limit, file.md5)
-            if not wanted:
+            if not missing:
                 return
-    raise DataError(f"it has no file {next(iter(wanted))}")
+    raise DataError(f"it has no file {next(iter(missing))}")
 
 
 def _regular_members(content: IO[bytes], name: str) -> Iterator[tuple[str, IO[bytes]]]:

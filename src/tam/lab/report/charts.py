@@ -106,8 +106,8 @@ class Axis:
         self, values: Iterable[float], start: float, end: float, margin: float = 0.0, log: bool = False
     ) -> None:
         self.start, self.end, self.log = start, end, log
-        drawn = [v for v in values if self.draws(v)]
-        low, high = (min(drawn), max(drawn)) if drawn else (1.0, 1.0) if log else (0.0, 1.0)
+        drawable = [v for v in values if self.draws(v)]
+        low, high = (min(drawable), max(drawable)) if drawable else (1.0, 1.0) if log else (0.0, 1.0)
         if high - low <= 1e-9 * max(abs(low), abs(high)):
             room = max(0.5, 1e-6 * abs(low))
             self.low, self.high = (low / 2, high * 2) if log else (low - room, high + room)

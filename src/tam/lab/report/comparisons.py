@@ -109,13 +109,15 @@ def compare_with_controls(results: StudyResults) -> list[str]:
         controls = [variant for variant in study.variants if variant.control_of == source]
         lines += [_describe_difference(results, source, control.name) for control in controls]
         lines += _explain_missing_seeds(results, source, [one.name for one in controls if one.damping])
-        found = [(one.damping, results.difference(source, one.name)) for one in controls]
-        whole = [(damping, one) for damping, one in found if one is not None and one.n == len(study.seeds)]
+        differences = [(one.damping, results.difference(source, one.name)) for one in controls]
+        whole = [
+            (damping, one) for damping, one in differences if one is not None and one.n == len(study.seeds)
+        ]
         beaten = {damping for damping, difference in whole if difference.verdict == "better"}
         conclusion = "helps" if beaten >= REQUIRED_CONTROLS else "is not shown to help"
         if not {one.damping for one in controls} >= REQUIRED_CONTROLS:
             conclusion += " (not all of its controls are planned)"
-        elif any(difference is None for _, difference in found):
+        elif any(difference is None for _, difference in differences):
             conclusion += " (not all of its controls were run)"
         lines.append(
             f"{source} {conclusion}: it must be better than SGDM or Adam at its effective lr and than both "

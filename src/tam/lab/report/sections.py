@@ -83,8 +83,8 @@ def _study_section(results: StudyResults, anchor: str) -> StudySection:
     smoke = ": a small test run, its figures mean nothing" if study.small else ""
     variants = [_summarise(results, outcome) for outcome in results.outcomes.values()]
     further_tables = [TableData(*table) for table in experiment.extras.tables(plan)]
-    drawn = [(curve, [*_curve_lines(results, curve)]) for curve in experiment.curves]
-    curves = [line_chart(lines, c.title, c.by, c.label, log_y=c.log) for c, lines in drawn if lines]
+    curve_lines = [(curve, [*_curve_lines(results, curve)]) for curve in experiment.curves]
+    curves = [line_chart(lines, c.title, c.by, c.label, log_y=c.log) for c, lines in curve_lines if lines]
     return StudySection(
         title=f"{experiment.name}: {study.title} (preset {plan.preset}{smoke})", anchor=anchor,
         tables=[_variant_table(study, variants), *further_tables],
@@ -100,7 +100,7 @@ def _summarise(results: StudyResults, outcome: Outcome) -> VariantSummary:
     summaries = [stats.summarise([*of.values()]) if of else None for of in (values, outcome.values("test"))]
     other = study.compared_with(variant)
     return VariantSummary(
-        name=variant.name, lr=outcome.lr, at_edge=outcome.at_edge, n=len(values), planned=outcome.wanted,
+        name=variant.name, lr=outcome.lr, at_edge=outcome.at_edge, n=len(values), planned=outcome.planned,
         finished=len(outcome.records), diverged=outcome.diverged, outcome=summaries[0], test=summaries[1],
         control_of=variant.control_of, compared_with=other, paper=study.paper.get(variant.name),
         difference=results.difference(variant.name, other),
@@ -195,8 +195,8 @@ def _describe_selection(plan: Plan, variant: Variant) -> str:
     texts = []
     for lr in lrs:
         score = plan.tuning_score(variant, lr)
-        known = "diverged" if score is None or not math.isfinite(score) else f"{score:.{plan.study.digits}f}"
-        texts.append(f"{lr:.3g}: {'not run' if score is None else known}")
+        figure = "diverged" if score is None or not math.isfinite(score) else f"{score:.{plan.study.digits}f}"
+        texts.append(f"{lr:.3g}: {'not run' if score is None else figure}")
     return f"{variant.name} with seeds {', '.join(map(str, plan.study.tuning_seeds))}: {', '.join(texts)}"
 
 

@@ -105,8 +105,8 @@ def needed_standard_errors(n: int, comparisons: int) -> float:
 def _holm(p: Mapping[Name, float]) -> dict[Name, float]:
     """Multiply the k-th smallest of m p-values by m - k + 1; none becomes smaller than those before it."""
     adjusted, largest = dict.fromkeys(p, math.nan), 0.0
-    known = sorted((value, i, name) for i, (name, value) in enumerate(p.items()) if not math.isnan(value))
-    for k, (value, _, name) in enumerate(known):
+    ordered = sorted((value, i, name) for i, (name, value) in enumerate(p.items()) if not math.isnan(value))
+    for k, (value, _, name) in enumerate(ordered):
         largest = max(largest, min(1.0, value * (len(p) - k)))
         adjusted[name] = largest
     return adjusted

@@ -78,10 +78,10 @@ def paper_rows(method: str) -> dict[str, tuple[float, ...]]:
 
 def smoke(method: str) -> Study:
     """Return three experiences of digits, each variant at one lr."""
-    made = study("digits", "tiny", method, epochs=3, passes=1, batch=32)
-    variants = tuple(replace(variant, lrs=variant.lrs[1:2]) for variant in made.variants)
+    small_study = study("digits", "tiny", method, epochs=3, passes=1, batch=32)
+    variants = tuple(replace(variant, lrs=variant.lrs[1:2]) for variant in small_study.variants)
     choices = {"stream": "three experiences of digits. They show that everything runs, and mean nothing."}
-    return replace(made, variants=variants, seeds=(0, 1), tuning_seeds=(), choices=choices, small=True)
+    return replace(small_study, variants=variants, seeds=(0, 1), tuning_seeds=(), choices=choices, small=True)
 
 
 # ---------------------------------------------------------------------- the report

@@ -50,15 +50,15 @@ def score_networks(folder: Path, data_folder: Path, tasks: Sequence[str], device
     records = _finished_records(folder)
     incomplete = 0
     for label, record in records:
-        wanted = tasks or Config(**record.config).tasks
+        required = tasks or Config(**record.config).tasks
         try:
-            scoring.score_trial(folder / "trials" / record.key, wanted, data_folder, device)
+            scoring.score_trial(folder / "trials" / record.key, required, data_folder, device)
         except LabError as error:  # the others go on
             print(f"tam: {error}", file=sys.stderr)
-        scores = {task: stored["score"] for task, stored in record.scores.items() if task in wanted}
+        scores = {task: stored["score"] for task, stored in record.scores.items() if task in required}
         values = ", ".join(f"{task} {value:.2f}" for task, value in scores.items())
         print(f"{label} ({record.key}): {values}")
-        incomplete += len(scores) < len(wanted)
+        incomplete += len(scores) < len(required)
     if not records:
         raise LabError(f"{folder} has no finished trials of llm")
     if incomplete:
@@ -68,13 +68,13 @@ def score_networks(folder: Path, data_folder: Path, tasks: Sequence[str], device
 def _finished_records(folder: Path) -> list[tuple[str, TrialRecord]]:
     """Return the finished trials of llm, each once, with a label."""
     plans = [plan for group in load_groups(folder) for plan in group.plans if plan.experiment.name == "llm"]
-    found = {
+    trials = {
         record.key: (f"{plan.study.name}, {outcome.variant.name}, seed {seed}", record)
         for plan in plans
         for outcome in plan.outcomes()
         for seed, record in outcome.records.items()
     }
-    return list(found.values())
+    return list(trials.values())
 
 
 def paper_mteb(

@@ -18,13 +18,13 @@ Scores = dict[str, dict[int, float]]  # by task and seed
 
 
 def scores_by_variant(plan: Plan) -> dict[str, Scores]:
-    found: dict[str, Scores] = {}
+    scores_by_name: dict[str, Scores] = {}
     for outcome in plan.outcomes():
-        scores = found.setdefault(outcome.variant.name, {})
+        scores = scores_by_name.setdefault(outcome.variant.name, {})
         for seed, record in outcome.records.items():
             for task, stored in record.scores.items():
                 scores.setdefault(task, {})[seed] = float(stored["score"])
-    return found
+    return scores_by_name
 
 
 def pair_scores(plan: Plan, variant: str, baseline: str) -> dict[str, dict[int, tuple[float, float]]]:
@@ -42,10 +42,10 @@ def pair_scores(plan: Plan, variant: str, baseline: str) -> dict[str, dict[int, 
 def _distinct_pairs(plan: Plan) -> list[tuple[str, str]]:
     """Return the comparisons of PAIRS, each once: two variants with the same lr are the same runs."""
     same_as = plan.duplicates()
-    found: dict[tuple[str, ...], tuple[str, str]] = {}
+    pairs: dict[tuple[str, ...], tuple[str, str]] = {}
     for pair in PAIRS:
-        found.setdefault(tuple(same_as.get(name, name) for name in pair), pair)
-    return list(found.values())
+        pairs.setdefault(tuple(same_as.get(name, name) for name in pair), pair)
+    return list(pairs.values())
 
 
 def plans_of_model(plan: Plan) -> list[Plan]:
@@ -76,14 +76,16 @@ def rows_of_model(plan: Plan, variant: str, baseline: str) -> list[comparison.Ro
 def tables(plan: Plan) -> list[Table]:
     """Return the scores on MTEB, and their differences, seed by seed."""
     same_as = plan.duplicates()
-    scores = {name: found for name, found in scores_by_variant(plan).items() if found and name not in same_as}
-    scored = {task for found in scores.values() for task in found}
+    scores = {
+        name: by_task for name, by_task in scores_by_variant(plan).items() if by_task and name not in same_as
+    }
+    scored = {task for by_task in scores.values() for task in by_task}
     planned = [task for task in plan.study.workload["tasks"] if task in scored]
     tasks = [*planned, *sorted(scored - {*planned})]  # `tam lab score --tasks` can add some
-    rows = [[task, *(_format_mean(found.get(task, {})) for found in scores.values())] for task in tasks]
-    pairs = {pair: found for pair in _distinct_pairs(plan) if (found := pair_scores(plan, *pair))}
+    rows = [[task, *(_format_mean(by_task.get(task, {})) for by_task in scores.values())] for task in tasks]
+    pairs = {pair: by_task for pair in _distinct_pairs(plan) if (by_task := pair_scores(plan, *pair))}
     differences = [
-        [task, *(_format_difference(found[task]) if task in found else "" for found in pairs.values())]
+        [task, *(_format_difference(by_task[task]) if task in by_task else "" for by_task in pairs.values())]
         for task in tasks
     ]
     headers = ["MTEB, main score", *scores], ["", *(" minus ".join(pair) for pair in pairs)]
@@ -106,23 +108,23 @@ def _format_difference(pairs: Mapping[int, tuple[float, float]]) -> str:
 
 def figures(plan: Plan) -> Sequence[str]:
     """Return the paper's figures: once per model from our runs, once per preset from its tables."""
-    drawn = []
+    charts = []
     if plan.study.name == plans_of_model(plan)[0].study.name:  # all epochs of a model are shown there
         for pair in PAIRS:
             rows = rows_of_model(plan, *pair)
-            drawn += page.figures(rows, *pair) if rows else []
+            charts += page.figures(rows, *pair) if rows else []
     if plan.study.name == plan.experiment.presets[plan.preset][0].name:
         paper = comparison.read_rows(comparison.MTEB)
-        drawn += page.figures(paper, "The paper's AdaTAMW", "its AdamW")
-    return drawn
+        charts += page.figures(paper, "The paper's AdaTAMW", "its AdamW")
+    return charts
 
 
 def lines(plan: Plan) -> list[str]:
     """Return what the comparisons on MTEB come to, and where the paper's tables contradict its text."""
-    found = _text_lines(plan)
+    lines = _text_lines(plan)
     if plan.study.name == plans_of_model(plan)[0].study.name:  # all epochs of a model are shown there
-        found += _share_lines(plan)
-        found += [
+        lines += _share_lines(plan)
+        lines += [
             f"The data of {task} differs from MTEB's: {DIFFERENCES[task]}."
             for task in plan.study.workload["tasks"]
             if not DIFFERENCES.get(task, "none").startswith("none")
@@ -132,9 +134,9 @@ def lines(plan: Plan) -> list[str]:
         claims = check_claims(comparison.read_rows(comparison.MTEB))
         agree = sum(claim.agrees is True for claim in claims)
         counts = f"of its {len(claims)} sentences on them {agree} agree"
-        found.append(f"{start} (`tam lab paper mteb`): {counts}.")
-        found += [f"{start}: {claim}" for claim in claims if claim.agrees is False]
-    return found
+        lines.append(f"{start} (`tam lab paper mteb`): {counts}.")
+        lines += [f"{start}: {claim}" for claim in claims if claim.agrees is False]
+    return lines
 
 
 def _text_lines(plan: Plan) -> list[str]:
@@ -142,19 +144,19 @@ def _text_lines(plan: Plan) -> list[str]:
     results = [record.result for outcome in plan.outcomes() for record in outcome.records.values()]
     texts = sorted({(result["text"], result["blocks"]) for result in results})
     new = sorted({name for result in results for name in result.get("new", [])})
-    found = []
+    lines = []
     if texts:
         described = "; ".join(f"{blocks} blocks (digest {digest})" for digest, blocks in texts)
         warning = " They differ: the trials cannot be compared." if len(texts) > 1 else ""
-        found.append(f"Text to train on: {described}.{warning}")
+        lines.append(f"Text to train on: {described}.{warning}")
     if new:
-        found.append(f"Weights the model did not have, which begin new or tied: {', '.join(new)}.")
-    return found
+        lines.append(f"Weights the model did not have, which begin new or tied: {', '.join(new)}.")
+    return lines
 
 
 def _share_lines(plan: Plan) -> list[str]:
     """Return on how many tasks a variant is better than its baseline, for each number of epochs."""
-    found = []
+    lines = []
     plan_by_epochs = {one.study.workload["epochs"]: one for one in plans_of_model(plan)}
     for pair in PAIRS:
         for share in (one for one in comparison.shares(rows_of_model(plan, *pair)) if one.n):
@@ -162,8 +164,8 @@ def _share_lines(plan: Plan) -> list[str]:
             counts = sorted({len(by_seed) for by_seed in pairs.values()})
             seeds = f"{' to '.join(map(str, counts))} seed{'' if counts == [1] else 's'}"
             better, similar = share.counts["better"], share.counts["0.2"]
-            found.append(
+            lines.append(
                 f"{pair[0]} compared with {pair[1]}, {share.epochs} epochs, means of {seeds}: better on "
                 f"{better}, within 0.2% or better on {similar} of {share.n} tasks."
             )
-    return found
+    return lines

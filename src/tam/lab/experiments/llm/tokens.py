@@ -133,9 +133,9 @@ class MaskingCollator:
         generator = torch.Generator().manual_seed(row.mask_seed)
         chance, kind = torch.rand(2, len(row.ids), generator=generator)
         other = torch.randint(self.vocabulary, row.ids.shape, generator=generator)
-        chosen = (chance < MASKED_SHARE) & ~row.special
+        is_masked = (chance < MASKED_SHARE) & ~row.special
         replacement = torch.where(kind < 0.8, self.mask_id, torch.where(kind < 0.9, other, row.ids))
-        return torch.where(chosen, replacement, row.ids), torch.where(chosen, row.ids, IGNORED)
+        return torch.where(is_masked, replacement, row.ids), torch.where(is_masked, row.ids, IGNORED)
 
 
 def select_masked(labels: Tensor) -> tuple[Tensor, Tensor]:

@@ -38,18 +38,18 @@ def study(batch: int, length: int, model: str = "BERT-large", rounds: int = 7) -
 
 def lines(plan: Plan) -> list[str]:
     """Return step times and tokens per second."""
-    found = []
+    lines = []
     for outcome in plan.outcomes():
         own, adamw, speed = (
             list(outcome.values(key).values()) for key in ("step_ms", "adamw_ms", "tokens_per_second")
         )
         if own:
-            found.append(
+            lines.append(
                 f"{outcome.variant.name}: {mean(own):.2f} ms per step ({min(own):.2f} to {max(own):.2f}), "
                 f"{mean(speed):,.0f} tokens per second; AdamW in the same process {mean(adamw):.2f} ms "
                 f"(n = {len(own)})."
             )
-    return found
+    return lines
 
 
 def registered() -> tuple[Study, ...]:

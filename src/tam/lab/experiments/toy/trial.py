@@ -106,16 +106,16 @@ def momenta_along_trajectory(surface: str, steps: int = 60, seed: int = 0) -> di
     SGDM's effective lr.
     """
     trajectory = list(walk(Config(surface=surface, optimizer="sgd", lr=0.5, seed=seed, epochs=steps)))
-    found: dict[str, list[Tensor]] = {"trajectory": [x for x, *_ in trajectory]}
+    paths: dict[str, list[Tensor]] = {"trajectory": [x for x, *_ in trajectory]}
     for name, factor in (("sgdm", 1.0), ("tam", 2.0)):
         p = torch.zeros(2, dtype=torch.float64, requires_grad=True)
         optimizer = registry.get(name).create([p], lr=0.0)
-        found[name] = []
+        paths[name] = []
         for _, gradient, _ in trajectory:
             p.grad = gradient.clone()
             optimizer.step()
-            found[name].append(factor * optimizer.state[p]["momentum_buffer"])
-    return found
+            paths[name].append(factor * optimizer.state[p]["momentum_buffer"])
+    return paths
 
 
 def turning_angles(momenta: list[Tensor]) -> list[float]:

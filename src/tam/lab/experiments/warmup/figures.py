@@ -83,10 +83,11 @@ def _barrier_lines(plan: Plan) -> list[str]:
             if heights:
                 line_key = key.replace("barrier", "line")
                 results = (outcome.records[seed].result for seed in heights)
-                known = [result[line_key] for result in results if result.get(line_key)]  # not in older ones
+                # Older results have none.
+                line_losses = [result[line_key] for result in results if result.get(line_key)]
                 # In how many pairs of forks no point lies above the higher end.
-                at_ends = sum(max(losses) in (losses[0], losses[-1]) for losses in known)
-                count = f" (at an end in {at_ends} of {len(known)})" if known else ""
+                at_ends = sum(max(losses) in (losses[0], losses[-1]) for losses in line_losses)
+                count = f" (at an end in {at_ends} of {len(line_losses)})" if line_losses else ""
                 parts.append(f"{title} {mean(heights.values()):.4f}{count}")
         distances = outcome.values("apart").values()
         if distances:

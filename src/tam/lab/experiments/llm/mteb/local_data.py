@@ -60,16 +60,16 @@ class Classes:
 
     def texts_to_encode(self) -> list[str]:
         """Return the few training texts that mteb draws, and all test texts."""
-        order, drawn = list(range(len(self.train.labels))), set()
+        order, sample = list(range(len(self.train.labels))), set()
         for _ in range(EXPERIMENTS):
             np.random.RandomState(SEED).shuffle(order)  # mteb shuffles the last order again, by the same seed
             count: Counter[int] = Counter()
             for i in order:
                 label = self.train.labels[i]
                 if count[label] < self.per_label:
-                    drawn.add(i)
+                    sample.add(i)
                     count[label] += 1
-        return [self.train.texts[i] for i in sorted(drawn)] + self.test.texts
+        return [self.train.texts[i] for i in sorted(sample)] + self.test.texts
 
 
 @dataclass(frozen=True)
@@ -203,8 +203,8 @@ def _read_twentynewsgroups(folder: Path) -> Clusters:
     number = {group: i for i, group in enumerate(sorted({group for _, group in titles}))}
     generator, sets = np.random.RandomState(SEED), []
     for size in range(1, CLUSTERINGS + 1):
-        drawn = [titles[i] for i in generator.permutation(len(titles))[: len(titles) * size // CLUSTERINGS]]
-        sets.append(Labelled([title for title, _ in drawn], [number[group] for _, group in drawn]))
+        sample = [titles[i] for i in generator.permutation(len(titles))[: len(titles) * size // CLUSTERINGS]]
+        sets.append(Labelled([title for title, _ in sample], [number[group] for _, group in sample]))
     return Clusters(sets)
 
 
@@ -245,8 +245,8 @@ def _read_scifact(folder: Path) -> Search:
     return Search(documents, queries, relevant)
 
 
-def _check_ids(present: set[str], wanted: set[str]) -> None:
-    if missing := sorted(wanted - present):
+def _check_ids(present: set[str], required: set[str]) -> None:
+    if missing := sorted(required - present):
         raise ValueError(f"{missing[0]} is not in it")
 
 

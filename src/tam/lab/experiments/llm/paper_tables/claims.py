@@ -71,18 +71,20 @@ SHARE_CLAIMS = (
 
 def check_claims(rows: Sequence[Row]) -> list[Claim]:
     """Return the paper's claims, each compared with these rows."""
-    found, shares = comparison.improvements(rows), comparison.shares(rows)
+    improvements, shares = comparison.improvements(rows), comparison.shares(rows)
     settings = [_check_shares(claim, shares) for claim in SHARE_CLAIMS]
-    return [_check_configurations(found), *settings, *_check_averages(found)]
+    return [_check_configurations(improvements), *settings, *_check_averages(improvements)]
 
 
-def _check_configurations(found: Sequence[Improvement]) -> Claim:
+def _check_configurations(improvements: Sequence[Improvement]) -> Claim:
     """Check the claim of 28 of 42 configurations as two in three, which works for any number of them."""
     families = {
-        family: values for family, values in percents(found, lambda one: one.family).items() if values
+        family: values for family, values in percents(improvements, lambda one: one.family).items() if values
     }
     needed = {family: math.ceil(Fraction(28, 42) * len(values)) for family, values in families.items()}
-    similar = {family: n[SIMILAR] for family, n in comparison.counts(found).items() if family in families}
+    similar = {
+        family: n[SIMILAR] for family, n in comparison.counts(improvements).items() if family in families
+    }
     agrees = all(n >= needed[family] for family, n in similar.items()) if similar else None
     parts = ", ".join(f"{family} {n} of {len(families[family])}" for family, n in similar.items()) or "none"
     if agrees is False:
@@ -97,16 +99,18 @@ def _check_configurations(found: Sequence[Improvement]) -> Claim:
 
 
 def _check_shares(claim: ShareClaim, every_share: Iterable[Share]) -> Claim:
-    known = [share for share in every_share if share.n and (not claim.epochs or share.epochs in claim.epochs)]
-    tested = [share for share in known if not claim.is_excepted(share)]
+    measured = [
+        share for share in every_share if share.n and (not claim.epochs or share.epochs in claim.epochs)
+    ]
+    tested = [share for share in measured if not claim.is_excepted(share)]
     failed = [share for share in tested if share.counts[claim.kind] <= claim.bound * share.n]
-    excepted = [share for share in known if claim.is_excepted(share)]
-    held = len(tested) - len(failed)
+    excepted = [share for share in measured if claim.is_excepted(share)]
+    passes = len(tested) - len(failed)
     evidence = f"{comparison.describe_kind(claim.kind)} on more than {claim.bound} of the datasets"
-    evidence += f" in {held} of {len(tested)} settings"
+    evidence += f" in {passes} of {len(tested)} settings"
     evidence += f"; not in {_list_shares(failed, claim.kind)}" if failed else ""
     evidence += f"; excepted: {_list_shares(excepted, claim.kind)}" if excepted else ""
-    agrees = 2 * held > len(tested) if claim.most else not failed
+    agrees = 2 * passes > len(tested) if claim.most else not failed
     return Claim(claim.words, evidence, agrees if tested else None)
 
 
@@ -115,15 +119,15 @@ def _list_shares(listed: Iterable[Share], kind: str) -> str:
     return ", ".join(f"{share.model} with {share.epochs} epochs ({value}%)" for share, value in percents)
 
 
-def _check_averages(found: Sequence[Improvement]) -> Iterator[Claim]:
-    bert, roberta = ([one for one in found if one.family == name] for name in ("BERT", "RoBERTa"))
+def _check_averages(improvements: Sequence[Improvement]) -> Iterator[Claim]:
+    bert, roberta = ([one for one in improvements if one.family == name] for name in ("BERT", "RoBERTa"))
     words = "AdaTAMW shows the highest improvements over AdamW on DeBERTa models"
-    yield _check_leaders(words, {"DeBERTa"}, [_means(found, lambda one: one.family)])
-    every_epochs = sorted({one.epochs for one in found})
+    yield _check_leaders(words, {"DeBERTa"}, [_means(improvements, lambda one: one.family)])
+    every_epochs = sorted({one.epochs for one in improvements})
     yield _check_leaders(
         f"{words} across configurations with varying numbers of epochs.",
         {f"DeBERTa with {epochs} epochs" for epochs in every_epochs},
-        [_means((one for one in found if one.epochs == n), _family_and_epochs) for n in every_epochs],
+        [_means((one for one in improvements if one.epochs == n), _family_and_epochs) for n in every_epochs],
     )
     words = "[R]esults for RoBERTa are more mixed, with the most significant improvements observed in "
     yield _check_leaders(
@@ -135,7 +139,7 @@ def _check_averages(found: Sequence[Improvement]) -> Iterator[Claim]:
         {"BERT with 3 epochs", "BERT with 5 epochs"},
         [_means(bert, _family_and_epochs)],
     )
-    models = _means(found, lambda one: one.model)
+    models = _means(improvements, lambda one: one.model)
     yield _check_leaders(
         "AdaTAMW yields larger improvements for BERT-large and DeBERTa-large models",
         {"BERT-large", "DeBERTa-large"},
@@ -148,33 +152,33 @@ def _family_and_epochs(one: Improvement) -> str:
     return f"{one.family} with {one.epochs} epochs"
 
 
-def _means(found: Iterable[Improvement], key: Callable[[Improvement], str]) -> dict[str, Fraction]:
-    groups = percents(found, key)
+def _means(improvements: Iterable[Improvement], key: Callable[[Improvement], str]) -> dict[str, Fraction]:
+    groups = percents(improvements, key)
     return {name: sum(values, Fraction()) / len(values) for name, values in groups.items() if values}
 
 
 def _check_leaders(words: str, leaders: set[str], groups: Iterable[Mapping[str, Fraction]]) -> Claim:
     """Check that in each group of means the leaders have the greatest. A group without others is skipped."""
-    evidence, held = [], []
+    evidence, leads = [], []
     for means in groups:
         first = [mean for name, mean in means.items() if name in leaders]
         others = [mean for name, mean in means.items() if name not in leaders]
         if first and others:
-            held.append(min(first) > max(others))
+            leads.append(min(first) > max(others))
             evidence.append(", ".join(f"{name} {float(mean):+.2f}%" for name, mean in means.items()))
-    return Claim(words, f"on average {'; '.join(evidence) or 'none'}", all(held) if held else None)
+    return Claim(words, f"on average {'; '.join(evidence) or 'none'}", all(leads) if leads else None)
 
 
-def _check_base_and_large(found: Sequence[Improvement]) -> Claim:
+def _check_base_and_large(improvements: Sequence[Improvement]) -> Claim:
     base, large = (
-        {(one.category, one.epochs): one.percent for one in found if one.model == f"RoBERTa-{size}"}
+        {(one.category, one.epochs): one.percent for one in improvements if one.model == f"RoBERTa-{size}"}
         for size in ("base", "large")
     )
     pairs = [(base[key], large[key]) for key in base.keys() & large.keys()]
-    known = [(b, c) for b, c in pairs if b is not None and c is not None]
-    higher = sum(b > c for b, c in known)
+    complete_pairs = [(b, c) for b, c in pairs if b is not None and c is not None]
+    higher = sum(b > c for b, c in complete_pairs)
     return Claim(
         "[B]ut it performance on RoBERTa-large is less consistent, where RoBERTa-base often outperforms it.",
-        f"the improvement of RoBERTa-base is the larger in {higher} of {len(known)} configurations",
-        2 * higher > len(known) if known else None,
+        f"the improvement of RoBERTa-base is the larger in {higher} of {len(complete_pairs)} configurations",
+        2 * higher > len(complete_pairs) if complete_pairs else None,
     )

@@ -102,7 +102,7 @@ def _parse_row(settings: Sequence[tuple[str, int]], cells: Sequence[str], place:
 
 def improvements(rows: Iterable[Row]) -> list[Improvement]:
     """Return the improvement of every configuration: model, category and epochs."""
-    found = []
+    results = []
     for model, datasets in group_by(rows, lambda row: row.model).items():
         for category, members in group_by(datasets, lambda row: row.category).items():
             for epochs in sorted({epochs for row in datasets for _, epochs in row.scores}):
@@ -110,13 +110,13 @@ def improvements(rows: Iterable[Row]) -> list[Improvement]:
                 before, after = (sum((pair[i] for pair in pairs), Fraction()) for i in (0, 1))
                 percent = 100 * (after - before) / before if before > 0 else None
                 missing = len(members) - len(pairs)
-                found.append(Improvement(model, category, epochs, len(pairs), missing, percent))
-    return found
+                results.append(Improvement(model, category, epochs, len(pairs), missing, percent))
+    return results
 
 
 def shares(rows: Iterable[Row]) -> list[Share]:
     """Return the shares of every model and number of epochs."""
-    found = []
+    results = []
     for model, datasets in group_by(rows, lambda row: row.model).items():
         for epochs in sorted({epochs for row in datasets for _, epochs in row.scores}):
             pairs = _pairs(datasets, epochs)
@@ -128,25 +128,27 @@ def shares(rows: Iterable[Row]) -> list[Share]:
                 )
                 for kind in KINDS
             }
-            found.append(Share(model, epochs, len(pairs), len(datasets) - len(pairs), counts))
-    return found
+            results.append(Share(model, epochs, len(pairs), len(datasets) - len(pairs), counts))
+    return results
 
 
 def _pairs(rows: Sequence[Row], epochs: int) -> dict[int, tuple[Fraction, Fraction]]:
     return {i: pair for i, row in enumerate(rows) if (pair := row.pair(epochs)) is not None}
 
 
-def counts(found: Iterable[Improvement]) -> dict[str, dict[str, int]]:
+def counts(improvements: Iterable[Improvement]) -> dict[str, dict[str, int]]:
     """Return how many configurations of a family are similar or better, by threshold."""
     return {
         family: {t: sum(percent >= -Fraction(t) for percent in values) for t in THRESHOLDS}
-        for family, values in percents(found, lambda one: one.family).items()
+        for family, values in percents(improvements, lambda one: one.family).items()
     }
 
 
-def percents(found: Iterable[Improvement], key: Callable[[Improvement], str]) -> dict[str, list[Fraction]]:
+def percents(
+    improvements: Iterable[Improvement], key: Callable[[Improvement], str]
+) -> dict[str, list[Fraction]]:
     """Return the improvements by group. A group can have none."""
-    groups = group_by(found, key).items()
+    groups = group_by(improvements, key).items()
     return {name: [one.percent for one in group if one.percent is not None] for name, group in groups}
 
 

@@ -21,39 +21,42 @@ from tam.lab.report.render import render_page
 
 def tables(rows: Sequence[Row]) -> dict[str, TableData]:
     """Return the counts of the families, the shares of the models, and the improvements, by title."""
-    found = comparison.improvements(rows)
+    improvements = comparison.improvements(rows)
     within = f"below {BASELINE} by at most so much of the highest of the dataset's scores"
+    families, categories = _family_table(improvements), _category_table(improvements)
     models = _model_table(comparison.shares(rows))
     return {
-        f"Configurations whose average is within so much of {BASELINE}'s, or better": _family_table(found),
+        f"Configurations whose average is within so much of {BASELINE}'s, or better": families,
         f"Datasets on which {OTHER} is better, or similar ({within}), in percent": models,
-        f"Improvement of the average of {OTHER} over that of {BASELINE}, in percent": _category_table(found),
+        f"Improvement of the average of {OTHER} over that of {BASELINE}, in percent": categories,
     }
 
 
-def _family_table(found: Sequence[Improvement]) -> TableData:
-    known = {family: len(of) for family, of in comparison.percents(found, lambda one: one.family).items()}
-    total = Counter(one.family for one in found)
+def _family_table(improvements: Sequence[Improvement]) -> TableData:
+    counted = {
+        family: len(of) for family, of in comparison.percents(improvements, lambda one: one.family).items()
+    }
+    total = Counter(one.family for one in improvements)
     rows = [
-        [family, _count_of(known[family], total[family]), *map(str, by_threshold.values())]
-        for family, by_threshold in comparison.counts(found).items()
+        [family, _count_of(counted[family], total[family]), *map(str, by_threshold.values())]
+        for family, by_threshold in comparison.counts(improvements).items()
     ]
     return TableData(["family", "configurations", *(f"within {t}%" for t in comparison.THRESHOLDS)], rows)
 
 
-def _model_table(found: Iterable[Share]) -> TableData:
+def _model_table(shares: Iterable[Share]) -> TableData:
     rows = [
         [share.model, str(share.epochs), _count_of(share.n, share.n + share.missing),
          *(comparison.format_percent(share.percent(kind), "{:.2f}") for kind in KINDS)]
-        for share in found
+        for share in shares
     ]  # fmt: skip
     return TableData(["model", "epochs", "datasets", *map(comparison.describe_kind, KINDS)], rows)
 
 
-def _category_table(found: Sequence[Improvement]) -> TableData:
-    categories = list(dict.fromkeys(one.category for one in found))
+def _category_table(improvements: Sequence[Improvement]) -> TableData:
+    categories = list(dict.fromkeys(one.category for one in improvements))
     settings: dict[tuple[str, int], dict[str, str]] = {}
-    for one in found:
+    for one in improvements:
         cells = settings.setdefault((one.model, one.epochs), {})
         cells[one.category] = comparison.format_percent(one.percent, "{:+.2f}")
     rows = [
@@ -109,11 +112,11 @@ _LEFT, _RIGHT, _TOP, _BOTTOM, _LINE = 205, 100, 34, 70, 15
 
 def figures(rows: Sequence[Row], other: str = OTHER, baseline: str = BASELINE) -> list[Markup]:
     """Return each family's improvements by configuration, and the shares of all models."""
-    found = comparison.improvements(rows)
+    improvements = comparison.improvements(rows)
     label = "improvement of the average in %, by size / category, epochs"
     charts = []
-    for family in dict.fromkeys(one.family for one in found):
-        bars = [_improvement_bar(one) for one in found if one.family == family]
+    for family in dict.fromkeys(one.family for one in improvements):
+        bars = [_improvement_bar(one) for one in improvements if one.family == family]
         title = f"{family}: {other} over {baseline}"
         charts.append(_bar_chart(bars, title, label, {"better": _GOOD, "worse": _BAD}))
     legend = dict(zip(map(comparison.describe_kind, KINDS), (_GOOD, _NEAR, _FAR), strict=True))
