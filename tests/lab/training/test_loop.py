@@ -13,6 +13,7 @@ import tam
 from tam.lab.core.alignment import read_alignment
 from tam.lab.core.errors import LabError
 from tam.lab.core.store import ALIGNMENT_FILE, TrialFolder
+from tam.lab.experiments.images import trial as images
 from tam.lab.training.damping_control import load_source_alignment
 from tam.lab.training.loop import StepRecorder
 from tests.lab.experiments.test_images import config
@@ -103,3 +104,11 @@ def test_the_source_of_each_control(tmp_path: Path) -> None:
     assert sorted(load("shuffled").tolist()) == sorted(alignment.tolist())
     assert torch.equal(load("shuffled"), load("shuffled"))
     assert load_source_alignment(config(), source) is None
+
+
+def test_a_checkpoint_of_an_older_version_is_named(tmp_path: Path) -> None:
+    folder = TrialFolder(tmp_path, config())
+    with folder.at_work():
+        folder.save(1, {"learner": {"network": {}}, "seconds": 1.0})
+        with pytest.raises(LabError, match=f"{folder.key} is of an older version: remove the folder"):
+            list(images.run(config(), folder, tmp_path, CPU))

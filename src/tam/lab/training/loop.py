@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from tam.lab.core.config import TrialConfig, effective_settings
+from tam.lab.core.errors import LabError
 from tam.lab.core.store import ALIGNMENT_FILE, TrialFolder
 from tam.lab.training.damping_control import check_source_length
 from tam.lab.training.factory import load_optimizer
@@ -146,7 +147,11 @@ def train_epochs(
     checkpoint = folder.load(device)
     if checkpoint is not None:
         first_epoch, state = checkpoint
-        learner.load_state_dict(state["learner"])
+        try:
+            learner.load_state_dict(state["learner"])
+        except KeyError as error:
+            message = f"the checkpoint in {folder.path} is of an older version"
+            raise LabError(f"{message}: remove the folder, and the trial is run again") from error
         seconds_before = float(state["seconds"])
     start = last_save = time.monotonic()
     for epoch in range(first_epoch, epochs):
