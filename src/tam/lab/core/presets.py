@@ -4,26 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from tam import registry
 from tam.lab.core.controls import plain, settled_step
 from tam.lab.core.study import HALF_DECADE, Curve, Study, Variant
+from tam.lab.core.toml import read_toml
 
-CURVES = (
-    Curve("loss", "Training loss", "cross-entropy, epoch mean", log=True),
-    Curve("validation", "Validation accuracy", "accuracy (%)"),
-    Curve("alignment", "Alignment s", "s, epoch mean"),
-    Curve("grad_norm", "Gradient norm", "|g|, epoch mean", log=True),
-)
-RANGE = (
-    "for every variant half a decade apart in one range of effective lr, by the tuning seeds' mean; all "
-    "grids are extended alike until every winner is inside."
-)
-SMALL = {
-    "data": "scikit-learn's 1,437 digits, 300 of them to validate on, and a network of 5,000 parameters: to "
-    "show that everything runs.",
-}
+TEXTS = read_toml(Path(__file__).with_name("presets.toml"))
+CURVES = tuple(Curve(**curve) for curve in TEXTS["curves"])
+SMALL = TEXTS["small"]
 
 
 def presets(studies: Sequence[Study]) -> dict[str, tuple[Study, ...]]:
@@ -58,7 +49,7 @@ def fair(study: Study, tuning_seeds: tuple[int, ...] = (100, 101), middle: float
     )
     return replace(
         study, variants=variants, seeds=study.seeds if len(study.seeds) > 10 else tuple(range(10)),
-        tuning_seeds=tuning_seeds, extend=True, choices={**study.choices, "lr": RANGE},
+        tuning_seeds=tuning_seeds, extend=True, choices={**study.choices, "lr": TEXTS["lr_range"]},
     )  # fmt: skip
 
 
