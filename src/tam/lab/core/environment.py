@@ -28,7 +28,6 @@ def count_cores() -> int:
 
 
 def _processor() -> str:
-    """Return the name of the processor."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -55,7 +55,6 @@ class Plan:
         self._trials: dict[tuple[object, ...], TrialConfig] = {}  # made once: they are checked and hashed
 
     def trial(self, variant: Variant, lr: float, seed: int, *, test: bool, **more: Any) -> TrialConfig:
-        """Return the config of one trial."""
         arguments = variant.name, lr, seed, test, *more.items()
         if arguments not in self._trials:
             settings = {**self.study.workload, **variant.settings, **more}
@@ -136,22 +135,20 @@ class Plan:
         selected = self.selected_lr(variant)
         if selected is None:
             return None
+        lr, seeds = selected[0], self.study.seeds
         if variant.damping is None:
-            return [self.trial(variant, selected[0], seed, test=True) for seed in self.study.seeds]
-        source = self.study.variant(variant.control_of or "")
-        source_lr = self.selected_lr(source)
-        assert source_lr is not None  # it is known, or the control's would not be
+            return [self.trial(variant, lr, seed, test=True) for seed in seeds]
+        source = self.study.variant(variant.control_of or "")  # at the same lr
         # The next seed of the whole study, also if only some of its seeds are run: a control is one trial.
         every, step = self.whole.seeds, int(variant.damping == "another")
         if step and len(every) < 2:
             raise LabError(f"{self.study.name} has one seed: a control needs another one's d")
-        trials = []
-        for seed in self.study.seeds:
-            source_seed = every[(every.index(seed) + step) % len(every)]
-            key = self.trial(source, source_lr[0], source_seed, test=True).key
-            damping = {"damping": variant.damping, "damping_of": key}
-            trials.append(self.trial(variant, selected[0], seed, test=True, **damping))
-        return trials
+        source_seeds = [every[(every.index(seed) + step) % len(every)] for seed in seeds]
+        keys = [self.trial(source, lr, seed, test=True).key for seed in source_seeds]
+        return [
+            self.trial(variant, lr, seed, test=True, damping=variant.damping, damping_of=key)
+            for seed, key in zip(seeds, keys, strict=True)
+        ]
 
     def to_run(self) -> list[tuple[Variant, TrialConfig]]:
         """Return the trials that can run now and have no result. Empty if the study is done."""
@@ -180,8 +177,8 @@ class Plan:
         outcomes, planned = [], len(self.study.seeds)
         for variant in self.study.variants:
             lr, at_edge = self.selected_lr(variant) or (None, False)
-            records = {trial.seed: self.record(trial) for trial in self.comparison_trials(variant) or []}
-            finished = {seed: record for seed, record in records.items() if record is not None}
+            trials = self.comparison_trials(variant) or []
+            finished = {trial.seed: record for trial in trials if (record := self.record(trial)) is not None}
             outcomes.append(Outcome(variant, lr, at_edge, finished, planned, self.study.outcome))
         return outcomes
 

@@ -40,8 +40,6 @@ class Variant:
 
 @dataclass(frozen=True)
 class Study:
-    """A workload and the variants compared on it."""
-
     name: str
     title: str
     workload: Mapping[str, Any]
@@ -104,7 +102,6 @@ class Study:
         return tuned * len(self.tuning_seeds) + len(self.variants) * len(self.seeds)
 
     def variant(self, name: str) -> Variant:
-        """Return the variant with this name."""
         for variant in self.variants:
             if variant.name == name:
                 return variant
