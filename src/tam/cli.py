@@ -29,7 +29,7 @@ def build() -> "typer.Typer":
     """Return the program with all its commands."""
     import typer
 
-    from tam.lab.commands.lazy import make_app
+    from tam.lab.commands.app import make_app
 
     app = make_app({"lab": (LAB, _load_lab)}, name="tam", add_completion=True)
 

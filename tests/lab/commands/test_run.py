@@ -17,8 +17,8 @@ import pytest
 from tam.lab.core import runner
 from tam.lab.core.plan import Plan
 from tam.lab.core.registry import get_experiment
-from tam.lab.core.results import load_results
-from tam.lab.core.selection import Selection, load_groups, read_selections, remember_selection, select_plans
+from tam.lab.core.results import load_existing_results, load_results
+from tam.lab.core.selection import Selection, load_groups, remember_selection, select_plans, selections_of
 from tam.lab.core.store import TrialFolder
 from tam.lab.engines.job import RunLocation
 from tam.lab.report import build_report, render_json
@@ -32,7 +32,7 @@ def test_a_run_is_done_once(folder: Path) -> None:
     code, output = tam_lab("run", "images", "--preset", "smoke", "--out", folder, "--device", "cpu")
     assert code == 0 and "trials to run" not in output
     assert {path: path.stat().st_mtime_ns for path in folder.glob("trials/*/result.json")} == stamps
-    assert read_selections(folder) == [Selection("images", "smoke")]
+    assert selections_of(load_existing_results(folder)) == [Selection("images", "smoke")]
 
 
 class Tags(HTMLParser):

@@ -11,8 +11,8 @@ import torch
 
 from tam.lab.core.alignment import keep_levels, levels_of, pack_levels, read_alignment, unpack_levels
 from tam.lab.core.errors import LabError
-from tam.lab.core.results import load_results, round_alignment
-from tam.lab.core.selection import Selection, read_selections, remember_selection
+from tam.lab.core.results import load_existing_results, load_results, round_alignment
+from tam.lab.core.selection import Selection, remember_selection, selections_of
 from tam.lab.core.store import ALIGNMENT_FILE, TrialFolder, check_rows, digest_of, read_json, read_result
 
 CPU = torch.device("cpu")
@@ -305,7 +305,7 @@ def test_names_that_are_too_long_are_reported(tmp_path: Path) -> None:
     folder = TrialFolder(root, {"a": 1})
     for read in (
         lambda: read_json(root / "runs.json", list),
-        lambda: read_selections(root),
+        lambda: selections_of(load_existing_results(root)),
         folder.read_result,
         folder.at_work().__enter__,
         lambda: remember_selection(Selection("images", "smoke"), root),
@@ -334,7 +334,7 @@ def test_a_damaged_list_of_runs_is_named_and_kept(content: bytes, tmp_path: Path
     path = tmp_path / "runs.json"
     path.write_bytes(content)
     for use in (
-        lambda: read_selections(tmp_path),
+        lambda: selections_of(load_existing_results(tmp_path)),
         lambda: remember_selection(Selection("toy", "smoke"), tmp_path),
     ):
         with pytest.raises(LabError, match=rf"{path} is damaged: .*Remove it and start the runs again"):

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from tam.lab.core.errors import BusyError, LabError
-from tam.lab.core.selection import Selection, read_selections, remember_selection
+from tam.lab.core.results import load_existing_results
+from tam.lab.core.selection import Selection, remember_selection, selections_of
 from tam.lab.core.store import TrialFolder, write_whole
 from tests.lab.engines.test_engines import PATHS
 
@@ -173,5 +174,5 @@ def test_parts_of_killed_processes_are_removed_from_the_results_folder(tmp_path:
     remember_selection(Selection("images", "smoke"), tmp_path)
     assert not stale.exists()
     assert other.exists()  # another process may write it: the folder's lock is for JSON alone
-    assert read_selections(tmp_path) == [Selection("images", "smoke")]
+    assert selections_of(load_existing_results(tmp_path)) == [Selection("images", "smoke")]
     assert json.loads((tmp_path / "runs.json").read_text())[0]["experiment"] == "images"

@@ -14,9 +14,9 @@ import torch
 from tam.lab.core import results
 from tam.lab.core.config import trial_key
 from tam.lab.core.errors import LabError
-from tam.lab.core.results import PACKED_FILE, load_results, pack, unpack
+from tam.lab.core.results import PACKED_FILE, load_existing_results, load_results, pack, unpack
 from tam.lab.core.runner import run
-from tam.lab.core.selection import Selection, read_selections, remember_selection
+from tam.lab.core.selection import Selection, remember_selection, selections_of
 from tam.lab.core.store import ALIGNMENT_FILE, TrialFolder
 from tam.lab.engines.job import RunLocation
 
@@ -83,7 +83,8 @@ def test_a_packed_file_gives_what_the_folder_gives(folder: Path, tmp_path: Path)
     assert "NaN" not in text and "Infinity" not in text and len(text.splitlines()) == 4
     expected = {key: value.replace("inf", "nan") for key, value in facts(folder).items()}
     assert facts(packed) == facts(packed.parent) == expected
-    assert read_selections(packed) == read_selections(folder) == [SELECTION]
+    for path in (packed, folder):
+        assert selections_of(load_existing_results(path)) == [SELECTION]
 
 
 def test_unpacked_results_are_a_run_folder_again(folder: Path, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from tam.lab.core.errors import LabError
 from tam.lab.core.plan import Plan
 from tam.lab.core.registry import get_experiment
 from tam.lab.core.results import load_results
-from tam.lab.core.runner import TrialCounts, check_device, count_trials, run
+from tam.lab.core.runner import check_device, count_trials, run
 from tam.lab.core.selection import Selection, select_plans
 from tam.lab.core.store import TrialFolder
 from tam.lab.core.study import Study, Variant
@@ -48,15 +48,15 @@ def test_trials_of_later_rounds_are_counted(tmp_path: Path) -> None:
     def plan() -> Plan:
         return Plan(get_experiment("toy"), tuned_study(), load_results(tmp_path))
 
-    assert count_trials([plan()]) == TrialCounts(4, 9, 2)  # the comparison, then the control
+    assert count_trials([plan()]) == RoundStarted(4, 9, 2)  # the comparison, then the control
     finish(plan().to_run(), tmp_path)
-    assert count_trials([plan()]) == TrialCounts(6, 3, 1)
+    assert count_trials([plan()]) == RoundStarted(6, 3, 1)
     finish(plan().to_run()[:1], tmp_path)
-    assert count_trials([plan()]) == TrialCounts(5, 3, 1)
+    assert count_trials([plan()]) == RoundStarted(5, 3, 1)
     finish(plan().to_run(), tmp_path)
-    assert count_trials([plan(), plan()]) == TrialCounts(3, 0, 0)  # a trial of two studies counts once
+    assert count_trials([plan(), plan()]) == RoundStarted(3, 0, 0)  # a trial of two studies counts once
     finish(plan().to_run(), tmp_path)
-    assert count_trials([plan()]) == TrialCounts(0, 0, 0)
+    assert count_trials([plan()]) == RoundStarted(0, 0, 0)
 
 
 def test_rounds_add_up(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tam.lab.core import canonical_defaults
+from tam.lab.core import config
 from tam.lab.core.registry import get_experiment
 from tam.lab.core.results import PACKED_FILE, load_results
 from tam.lab.experiments.images import trial as images
@@ -69,9 +69,9 @@ def test_a_changed_default_would_rename_published_trials(
     optimizer: str, option: str, value: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The test above sees it."""
-    table: Mapping[str, Any] = canonical_defaults.CANONICAL_DEFAULTS
+    table: Mapping[str, Any] = config.CANONICAL_DEFAULTS
     changed = {**table, optimizer: {**table[optimizer], option: value}}
-    monkeypatch.setattr(canonical_defaults, "CANONICAL_DEFAULTS", changed)
+    monkeypatch.setattr(config, "CANONICAL_DEFAULTS", changed)
     assert renamed()
 
 

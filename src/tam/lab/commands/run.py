@@ -17,25 +17,29 @@ import torch
 import typer
 from typer import Option
 
+from tam.lab.commands.app import LazyGroup, make_app, make_command, read_summary
 from tam.lab.commands.data import sets_needed
-from tam.lab.commands.lazy import LazyGroup, make_app, make_command, read_summary
 from tam.lab.commands.options import DataFolder
 from tam.lab.commands.progress import ProgressDisplay, describe_duration
 from tam.lab.core import runner
 from tam.lab.core.environment import count_cores
 from tam.lab.core.errors import LabError
 from tam.lab.core.plan import Plan
-from tam.lab.core.registry import Experiment, experiment_module, experiment_names, get_experiment
+from tam.lab.core.registry import Experiment, experiment_modules, get_experiment
 from tam.lab.core.results import load_results
 from tam.lab.core.selection import Selection, select_plans
 from tam.lab.core.study import Study
+from tam.lab.core.toml import read_toml
 from tam.lab.data import default_folder, get_set
 from tam.lab.engines import torchrun
+from tam.lab.engines.events import RoundStarted
 from tam.lab.engines.job import RunLocation
+
+HELP = read_toml(Path(__file__).with_name("run.toml"))
+Names = list[str] | None
 
 
 def complete_preset(ctx: typer.Context) -> list[str]:
-    """Return the presets of the experiment whose command it is."""
     return list(get_experiment(str(ctx.info_name)).presets)
 
 
@@ -52,39 +56,7 @@ def _studies(ctx: typer.Context) -> tuple[Study, ...]:
     return get_experiment(str(ctx.info_name)).presets.get(ctx.params.get("preset") or "quick", ())
 
 
-PRESET = (
-    "paper: its settings in full. fair: grids of one range of effective lr. quick: minutes on one "
-    "GPU. smoke: under a minute on a CPU. `tam lab list NAME` shows all."
-)
-VARIANT = "Only this variant and what it needs (repeatable)."
-CONTROLS = (
-    "Add the controls of every variant of TAM or AdaTAM: the baseline at its effective lr, replayed damping."
-)
-Preset = Annotated[str, Option(help=PRESET, autocompletion=complete_preset)]
-Out = Annotated[Path, Option(metavar="FOLDER", help="Output folder. Finished trials in it are reused.")]
-Studies = Annotated[list[str], Option(help="Only this study (repeatable).", autocompletion=complete_study)]
-Variants = Annotated[list[str], Option(help=VARIANT, autocompletion=complete_variant)]
-Arms = Annotated[list[str], Option("--arm", hidden=True)]  # the former name of --variant
-Seeds = Annotated[int | None, Option(min=1, help="Only this many of the seeds.")]
-Controls = Annotated[bool, Option("--controls", help=CONTROLS)]
-DryRun = Annotated[
-    bool, Option("--dry-run", help="Show the trials, the data and the time they need. Run nothing.")
-]
-Device = Annotated[str, Option(help="cpu, cuda or cuda:1. auto: a GPU if there is one.")]
-Workers = Annotated[
-    int | None, Option(min=1, help="Processes. Default: one per GPU, or one per core on a CPU.")
-]
-Together = Annotated[int, Option(min=1, help="Trials that share one GPU.")]
-SaveEvery = Annotated[
-    float, Option(min=0.0, metavar="SECONDS", help="Least time between two checkpoints of a trial.")
-]
-Engine = Annotated[str, Option(help="local: processes on this machine. ray: tasks of a Ray cluster.")]
-Address = Annotated[str | None, Option(help="Address of a Ray cluster. Without it, Ray runs here.")]
-
-
 class ExperimentGroup(LazyGroup):
-    """The experiments, as commands."""
-
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args and not ctx.resilient_parsing:
             get_experiment(args[0])  # its error names the experiments there are
@@ -113,12 +85,25 @@ def make_run_command(name: str) -> Any:
 
 
 def run_experiment(
-    experiment: Experiment, *, preset: Preset = "quick", out: Out = Path("lab-results"),
-    data: DataFolder = None, study: Studies = [], variant: Variants = [], arm: Arms = [],  # noqa: B006
-    seeds: Seeds = None, controls: Controls = False, dry_run: DryRun = False, device: Device = "auto",
-    workers: Workers = None, together: Together = 4, save_every: SaveEvery = 60.0, engine: Engine = "local",
-    address: Address = None, **own: str | None,
-) -> None:  # fmt: skip
+    experiment: Experiment,
+    *,
+    preset: Annotated[str, Option(help=HELP["preset"], autocompletion=complete_preset)] = "quick",
+    out: Annotated[Path, Option(metavar="FOLDER", help=HELP["out"])] = Path("lab-results"),
+    data: DataFolder = None,
+    study: Annotated[Names, Option(help=HELP["study"], autocompletion=complete_study)] = None,
+    variant: Annotated[Names, Option(help=HELP["variant"], autocompletion=complete_variant)] = None,
+    arm: Annotated[Names, Option(hidden=True)] = None,  # the former name of --variant
+    seeds: Annotated[int | None, Option(min=1, help=HELP["seeds"])] = None,
+    controls: Annotated[bool, Option("--controls", help=HELP["controls"])] = False,
+    dry_run: Annotated[bool, Option("--dry-run", help=HELP["dry_run"])] = False,
+    device: Annotated[str, Option(help=HELP["device"])] = "auto",
+    workers: Annotated[int | None, Option(min=1, help=HELP["workers"])] = None,
+    together: Annotated[int, Option(min=1, help=HELP["together"])] = 4,
+    save_every: Annotated[float, Option(min=0.0, metavar="SECONDS", help=HELP["save_every"])] = 60.0,
+    engine: Annotated[str, Option(help=HELP["engine"])] = "local",
+    address: Annotated[str | None, Option(help=HELP["address"])] = None,
+    **own: str | None,
+) -> None:
     """Run what is selected of an experiment, or describe it. `own` are the experiment's own options."""
     if address is not None and engine != "ray":
         raise LabError("--address is the address of a Ray cluster: it needs --engine ray")
@@ -128,15 +113,24 @@ def run_experiment(
     data_folder = (data or default_folder()).resolve()
     location = RunLocation(out.resolve(), data_folder, device, together if on_gpu else 1, save_every)
     count = workers or (max(1, torch.cuda.device_count()) if on_gpu else count_cores())
-    select = partial(Selection, experiment.name, preset, tuple(study), (*variant, *arm), seeds, controls)
+
+    def select(folder: Path) -> Selection:
+        overrides: dict[str, Any] = {}  # of the workload, by the experiment's own options
+        for option in experiment.options:
+            value = own[option.name.replace("-", "_")]
+            if value is not None:
+                overrides |= option.resolve(value, folder, data_folder)
+        studies, variants = tuple(study or ()), (*(variant or ()), *(arm or ()))
+        return Selection(experiment.name, preset, studies, variants, seeds, controls, overrides)
+
     if dry_run:
         with TemporaryDirectory() as scratch:  # some options leave files in the output folder
-            selection = select(resolve_options(experiment, own, Path(scratch), data_folder))
+            selection = select(Path(scratch))
         print("\n".join(describe_run(selection, location, count)))
         return
     is_main = torchrun.is_first_rank()
     with interrupted_by_sigterm():
-        selection = select(resolve_options(experiment, own, location.root, data_folder))
+        selection = select(location.root)
         with ProgressDisplay(quiet=not is_main) as display:
             runner.run(selection, location, count, display, engine, address)
     if is_main:
@@ -156,7 +150,7 @@ def describe_run(selection: Selection, location: RunLocation, workers: int) -> l
             seeds_by_line.setdefault(line, []).append(trial.seed)
         for line, seeds in seeds_by_line.items():
             lines.append(f"{line}{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}")
-        total, per_trial = counts.now + counts.later, measure_seconds(plan)
+        total, per_trial = counts.trials + counts.later_trials, measure_seconds(plan)
         seconds += total * (per_trial or 0.0) / workers
         if total and per_trial is None:
             unknown.append(plan.study.name)
@@ -172,10 +166,10 @@ def describe_run(selection: Selection, location: RunLocation, workers: int) -> l
     return lines
 
 
-def describe_counts(counts: runner.TrialCounts) -> str:
-    """Return how many trials run now and later."""
+def describe_counts(counts: RoundStarted) -> str:
     stages = f"{counts.later_rounds} later stage{'s' if counts.later_rounds > 1 else ''}"
-    return f"{counts.now} trials now" + (f", about {counts.later} in {stages}" if counts.later else "")
+    later = f", about {counts.later_trials} in {stages}" if counts.later_trials else ""
+    return f"{counts.trials} trials now{later}"
 
 
 def measure_seconds(plan: Plan) -> float | None:
@@ -185,18 +179,6 @@ def measure_seconds(plan: Plan) -> float | None:
         trials += plan.tuning_trials(variant, plan.grid(variant) if variant.lrs else ())
     timings = [record.result["timing"] for record in map(plan.record, trials) if record is not None]
     return mean(timing["seconds"] / timing.get("together", 1) for timing in timings) if timings else None
-
-
-def resolve_options(
-    experiment: Experiment, values: dict[str, str | None], out: Path, data_folder: Path
-) -> dict[str, Any]:
-    """Return what the experiment's own options add to the workload of its studies."""
-    overrides: dict[str, Any] = {}
-    for option in experiment.options:
-        value = values[option.name.replace("-", "_")]
-        if value is not None:
-            overrides |= option.resolve(value, out, data_folder)
-    return overrides
 
 
 @contextmanager
@@ -212,7 +194,7 @@ def interrupted_by_sigterm() -> Iterator[None]:
 
 
 app = make_app(
-    {name: (read_summary(experiment_module(name)), partial(make_run_command, name))
-     for name in experiment_names()},
+    {name: (read_summary(module), partial(make_run_command, name))
+     for name, module in experiment_modules().items()},
     ExperimentGroup, help=__doc__, subcommand_metavar="EXPERIMENT [OPTIONS]",
 )  # fmt: skip

@@ -11,15 +11,18 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
+from pathlib import Path
 from typing import Any, ClassVar
 
 from torch import Tensor
 from torch.optim import Optimizer
 
 from tam import registry
-from tam.lab.core.canonical_defaults import canonical_options
+from tam.lab.core.toml import read_toml
 
 DAMPING_CONTROLS = ("mean", "shuffled", "another", "same")  # the last one checks the replacement itself
+# The option values that a key leaves out, by optimizer.
+CANONICAL_DEFAULTS = read_toml(Path(__file__).with_name("canonical_defaults.toml"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,7 +64,9 @@ class TrialConfig:
         """The form that is stored and hashed: normalized values, no defaults."""
         defaults = {f.name: f.default for f in fields(self)}
         name = registry.get(self.optimizer).name
-        options = canonical_options(name, self.options)
+        fixed = CANONICAL_DEFAULTS.get(name, {})
+        given = {k: list(v) if isinstance(v, tuple) else v for k, v in self.options.items() if v is not None}
+        options = {k: v for k, v in given.items() if k not in fixed or v != fixed[k]}
         values = {**asdict(self), "lr": float(self.lr), "optimizer": name, "options": options}
         return {k: v for k, v in values.items() if k in self.always_stored or (v != defaults[k] and v != {})}
 
@@ -72,7 +77,6 @@ class TrialConfig:
 
 
 def trial_key(canonical: Mapping[str, Any]) -> str:
-    """Return the key of a trial with this canonical configuration."""
     return hashlib.sha256(json.dumps(canonical, sort_keys=True).encode()).hexdigest()[:12]
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from tam.lab.core.config import TrialConfig
@@ -72,37 +73,40 @@ class Experiment:
 
 
 @cache
-def _modules() -> dict[str, str]:
-    """Return the module of every experiment, by name. Imports the packages' `__init__` alone."""
-    package = importlib.import_module(EXPERIMENTS_PACKAGE)
-    modules: dict[str, str] = {}
-    for folder in sorted(module.name for module in pkgutil.iter_modules(package.__path__) if module.ispkg):
-        path = f"{EXPERIMENTS_PACKAGE}.{folder}"
+def import_packages() -> dict[str, ModuleType | None]:
+    """Import the packages of all experiments: their `__init__` alone. None: it cannot be imported."""
+    parent = importlib.import_module(EXPERIMENTS_PACKAGE)
+    packages: dict[str, ModuleType | None] = {}
+    modules = pkgutil.iter_modules(parent.__path__, f"{EXPERIMENTS_PACKAGE}.")
+    for name in (module.name for module in modules if module.ispkg):
         try:
-            names = getattr(importlib.import_module(path), "EXPERIMENTS", {folder: "studies"})
+            packages[name] = importlib.import_module(name)
         except Exception:  # loading the experiment shows why
-            names = {folder: "studies"}
+            packages[name] = None
+    return packages
+
+
+@cache
+def experiment_modules() -> dict[str, str]:
+    """Return the module that declares each experiment. Imports none of them."""
+    modules: dict[str, str] = {}
+    for path, package in import_packages().items():
+        names = getattr(package, "EXPERIMENTS", {path.rpartition(".")[2]: "studies"})
         modules |= {name: f"{path}.{module}" for name, module in names.items()}
-    return modules
+    return dict(sorted(modules.items()))
 
 
 def experiment_names() -> list[str]:
-    """Return the names of all experiments. Imports none of them."""
-    return sorted(_modules())
-
-
-def experiment_module(name: str) -> str:
-    """Return the module that declares an experiment. Does not import it."""
-    return _modules()[name]
+    return list(experiment_modules())
 
 
 @cache
 def get_experiment(name: str) -> Experiment:
     """Import an experiment and return its declaration."""
-    if name not in _modules():
+    if name not in experiment_modules():
         raise LabError(f"no experiment {name!r}; there are {', '.join(experiment_names())}")
     try:
-        module = importlib.import_module(_modules()[name])
+        module = importlib.import_module(experiment_modules()[name])
     except LabError:
         raise
     except Exception as error:

@@ -24,8 +24,7 @@ from torch import Tensor
 
 from tam.lab.core import store
 from tam.lab.core.alignment import read_alignment
-from tam.lab.core.canonical_defaults import CANONICAL_DEFAULTS
-from tam.lab.core.config import trial_key
+from tam.lab.core.config import CANONICAL_DEFAULTS, trial_key
 from tam.lab.core.errors import LabError
 
 RUNS_FILE = "runs.json"  # what was run in a folder
@@ -44,16 +43,28 @@ class TrialRecord:
     key: str
     stored_result: dict[str, Any]  # as it was written
     folder: Path | None = None  # None: everything else was given when the record was made
-    unreliable: Sequence[str] = ()  # fields of the result that are wrong: "settings.options"
+
+    @cached_property
+    def unreliable(self) -> tuple[str, ...]:
+        """The fields of the stored result that are wrong.
+
+        Warm-ups once recorded the options of their second optimizer under the name of the first one.
+        """
+        settings = self.stored_result.get("settings", {})
+        options = settings.get("options", {})
+        if not {"momentum", "betas"} & options.keys():
+            return ()  # only the options that were given
+        expected = CANONICAL_DEFAULTS.get(settings.get("optimizer", ""), {})
+        is_wrong = any((name in options) != (name in expected) for name in ("betas", "smoothing"))
+        return ("settings.options",) if is_wrong else ()
 
     @cached_property
     def result(self) -> dict[str, Any]:
         """The result without its unreliable fields."""
-        reliable = dict(self.stored_result)
-        for name in self.unreliable:
-            section, _, entry = name.partition(".")
-            reliable[section] = {k: v for k, v in reliable[section].items() if k != entry}
-        return reliable
+        result = dict(self.stored_result)
+        if self.unreliable:
+            result["settings"] = {k: v for k, v in result["settings"].items() if k != "options"}
+        return result
 
     @property
     def diverged(self) -> bool:
@@ -98,20 +109,6 @@ def round_alignment(s: Tensor) -> Tensor:
     return (s.float() * 4096).round().div(4096).half().float()
 
 
-def unreliable_fields(result: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the fields of a stored result that are wrong.
-
-    Warm-ups once recorded the options of their second optimizer under the name of the first one.
-    """
-    settings = result.get("settings", {})
-    options = settings.get("options", {})
-    if not {"momentum", "betas"} & options.keys():
-        return ()  # only the options that were given
-    expected = CANONICAL_DEFAULTS.get(settings.get("optimizer", ""), {})
-    is_wrong = any((name in options) != (name in expected) for name in ("betas", "smoothing"))
-    return ("settings.options",) if is_wrong else ()
-
-
 @dataclass
 class Results:
     """Finished trials by key. A damaged one raises an error when it is asked for, and not before."""
@@ -139,7 +136,7 @@ class Results:
             try:
                 result = store.read_result(path)
                 if result is not None:
-                    self.records[path.name] = TrialRecord(path.name, result, path, unreliable_fields(result))
+                    self.records[path.name] = TrialRecord(path.name, result, path)
             except LabError as error:
                 self.damaged[path.name] = error
         return self
@@ -187,15 +184,12 @@ def _read_packed(path: Path) -> Results:
 
 def _expand(path: Path) -> str:
     decompressor = lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=MAX_MEMORY)
-    text = bytearray()
     with path.open("rb") as file:
-        while not decompressor.eof:
-            compressed = file.read(1 << 20) if decompressor.needs_input else b""
-            if decompressor.needs_input and not compressed:
-                raise EOFError("it was cut, or is no file of `tam lab pack`")
-            text += decompressor.decompress(compressed, max_length=1 << 24)
-            if len(text) > MAX_BYTES:
-                raise ValueError(f"it expands to more than {MAX_BYTES >> 20} MiB")
+        text = decompressor.decompress(file.read(MAX_BYTES), max_length=MAX_BYTES + 1)
+        if len(text) > MAX_BYTES:
+            raise ValueError(f"it expands to more than {MAX_BYTES >> 20} MiB")
+        if not decompressor.eof:
+            raise EOFError("it was cut, or is no file of `tam lab pack`")
         if decompressor.unused_data or file.read(1):
             raise ValueError("something follows its end")
     return text.decode()
@@ -206,7 +200,7 @@ def _packed_record(line: Mapping[str, Any]) -> TrialRecord:
         raise ValueError(f"the key {line['key']!r} is not that of its config")
     result: dict[str, Any] = {k: math.nan if v is None else v for k, v in line["result"].items()}
     store.check_result(result)
-    record = TrialRecord(line["key"], result, unreliable=unreliable_fields(result))
+    record = TrialRecord(line["key"], result)
     record.config, record.scores = dict(line["config"]), dict(line.get("scores", {}))
     record.alignment = None
     if "alignment" in line:
@@ -264,15 +258,15 @@ def _write_folder(results: Results, folder: Path) -> None:
     for record in results:
         trial = store.TrialFolder(folder, record.config)
         trial.path.mkdir(parents=True)
-        store.write_whole(trial.path / "config.json", _indented(record.config))
+        store.write_json(trial.path / "config.json", record.config)
         trial.begin_with(record.metrics)
         for task, score in record.scores.items():
             (trial.path / store.SCORES_FOLDER).mkdir(exist_ok=True)
-            store.write_whole(trial.path / store.SCORES_FOLDER / f"{Path(task).name}.json", _indented(score))
+            store.write_json(trial.path / store.SCORES_FOLDER / f"{Path(task).name}.json", score)
         if record.alignment is not None:
             trial.write(store.ALIGNMENT_FILE, record.alignment)
-        store.write_whole(trial.path / "result.json", _indented(record.stored_result))
-    store.write_whole(folder / RUNS_FILE, _indented(results.stored_selections))
+        store.write_json(trial.path / "result.json", record.stored_result)
+    store.write_json(folder / RUNS_FILE, results.stored_selections)
 
 
 def _packed_trial(record: TrialRecord) -> dict[str, Any]:
@@ -282,7 +276,7 @@ def _packed_trial(record: TrialRecord) -> dict[str, Any]:
     result = {name: value for name, value in record.stored_result.items() if name != "files"}
     line: dict[str, Any] = {
         "key": record.key, "config": record.config, "result": result,
-        "metrics": pack_metrics(record.metrics), "unreliable": unreliable_fields(record.stored_result),
+        "metrics": pack_metrics(record.metrics), "unreliable": record.unreliable,
         "scores": record.scores,
     }  # fmt: skip
     if record.alignment is not None:
@@ -301,10 +295,9 @@ def pack_metrics(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         numbers = [i for i, row in enumerate(rows) if name in row]
         values = [rows[i][name] for i in numbers]
         columns[name] = {"values": values}
-        if all(isinstance(value, float) and math.isfinite(value) for value in values):
-            exact = torch.tensor(values, dtype=torch.float64)
-            if bool((exact.float().double() == exact).all()) and not bool((exact == exact.round()).all()):
-                columns[name] = {"float32": [float(f"{value:.9g}") for value in values]}
+        are_finite = all(isinstance(value, float) and math.isfinite(value) for value in values)
+        if are_finite and torch.tensor(values).tolist() == values and not all(map(float.is_integer, values)):
+            columns[name] = {"float32": [float(f"{value:.9g}") for value in values]}
         if len(numbers) < len(rows):
             columns[name]["rows"] = numbers
     return columns
@@ -317,7 +310,3 @@ def without_nan(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [without_nan(v) for v in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _indented(value: Any) -> bytes:
-    return json.dumps(value, indent=1).encode() + b"\n"

@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -66,8 +66,7 @@ def run(
                 message = f"{len(free)} trials left no result in {location.root}"
                 raise LabError(f"{message}: did they run in another folder?")
             if free:
-                counts, trials = count_trials(plans), sum(job.size for job in free)
-                on_event(RoundStarted(trials, counts.later, counts.later_rounds))
+                on_event(replace(count_trials(plans), trials=sum(job.size for job in free)))
                 running_engine.run(free)
             else:
                 if not is_waiting:
@@ -77,17 +76,8 @@ def run(
             results.refresh()
 
 
-@dataclass(frozen=True)
-class TrialCounts:
-    """How many trials are left to run. Those of later rounds depend on results: they are an estimate."""
-
-    now: int
-    later: int
-    later_rounds: int
-
-
-def count_trials(plans: Sequence[Plan]) -> TrialCounts:
-    """Count the trials that plans have left. Nothing is run or written."""
+def count_trials(plans: Sequence[Plan]) -> RoundStarted:
+    """Count the trials that plans have left. Those of later rounds are an estimate."""
     now: set[str] = set()
     later: set[str] = set()
     unknown = later_rounds = 0
@@ -107,7 +97,7 @@ def count_trials(plans: Sequence[Plan]) -> TrialCounts:
             later |= waiting
             unknown += count_unknown
         now |= keys
-    return TrialCounts(len(now), len(later - now) + unknown, later_rounds)
+    return RoundStarted(len(now), len(later - now) + unknown, later_rounds)
 
 
 def _check(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -13,12 +12,13 @@ from tam.lab.core.errors import LabError
 from tam.lab.core.plan import Plan
 from tam.lab.core.registry import get_experiment
 from tam.lab.core.results import RUN_AGAIN, RUNS_FILE, Results, load_existing_results
-from tam.lab.core.store import lock_folder, read_json, write_whole
+from tam.lab.core.store import lock_folder, read_json, write_json
 from tam.lab.core.study import Study
 
-STORED_TYPES: dict[str, Any] = {
-    "experiment": str, "preset": str, "studies": list, "arms": list, "seeds": int | None, "controls": bool,
-    "given": dict,
+STORED_FIELDS: dict[str, tuple[str, Any]] = {  # the stored name and type of each field. They never change
+    "experiment": ("experiment", str), "preset": ("preset", str), "studies": ("studies", list),
+    "variants": ("arms", list), "seeds": ("seeds", int | None), "controls": ("controls", bool),
+    "overrides": ("given", dict),
 }  # fmt: skip
 
 
@@ -35,32 +35,26 @@ class Selection:
     overrides: dict[str, Any] = field(default_factory=dict)  # of a workload: a checkpoint, a model, tasks ...
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "studies", tuple(map(str, self.studies)))
         object.__setattr__(self, "variants", tuple(map(controls.current_name, self.variants)))
+        if self.seeds is not None and self.seeds < 1:
+            raise ValueError("'seeds' must be at least 1")
 
     def to_json(self) -> dict[str, Any]:
-        """Return the stored form. Its keys never change."""
-        return {
-            "experiment": self.experiment, "preset": self.preset, "studies": self.studies,
-            "arms": self.variants, "seeds": self.seeds, "controls": self.controls, "given": self.overrides,
-        }  # fmt: skip
+        return {key: getattr(self, name) for name, (key, _) in STORED_FIELDS.items()}
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> Selection:
         """Return the selection with this stored form. Fields that did not exist yet have their defaults."""
-        for key, kind in STORED_TYPES.items():
-            if key in stored and not isinstance(stored[key], kind):
+        values = {name: stored[key] for name, (key, _) in STORED_FIELDS.items() if key in stored}
+        for name, value in values.items():
+            key, kind = STORED_FIELDS[name]
+            if not isinstance(value, kind):
                 raise TypeError(f"{key!r} is of a wrong type")
-        if (stored.get("seeds") or 1) < 1:
-            raise ValueError("'seeds' must be at least 1")
-        return cls(
-            str(stored["experiment"]), str(stored["preset"]), tuple(map(str, stored.get("studies", ()))),
-            tuple(map(str, stored.get("arms", ()))), stored.get("seeds"), bool(stored.get("controls", False)),
-            dict(stored.get("given", {})),
-        )  # fmt: skip
+        return cls(**values)
 
 
 def select_plans(selection: Selection, results: Results) -> list[Plan]:
-    """Return the plans of the selected studies."""
     experiment = get_experiment(selection.experiment)
     if selection.preset not in experiment.presets:
         names = ", ".join(experiment.presets)
@@ -96,7 +90,7 @@ def remember_selection(selection: Selection, root: Path) -> None:
         selections = selections_of(Results(root, stored_selections=stored))
         if selection not in selections:
             selections.append(selection)
-        write_whole(path, json.dumps([one.to_json() for one in selections], indent=1).encode() + b"\n")
+        write_json(path, [one.to_json() for one in selections])
 
 
 def selections_of(results: Results) -> list[Selection]:
@@ -106,11 +100,6 @@ def selections_of(results: Results) -> list[Selection]:
     except (ValueError, TypeError, AttributeError, KeyError) as error:
         source = "the first line of the packed file" if results.root is None else results.root / RUNS_FILE
         raise LabError(f"{source} is damaged: {error}. {RUN_AGAIN}") from error
-
-
-def read_selections(path: Path) -> list[Selection]:
-    """Return what was run in a folder or packed."""
-    return selections_of(load_existing_results(path))
 
 
 @dataclass(frozen=True)

@@ -55,47 +55,63 @@ T = TypeVar("T", dict[str, Any], list[Any])
 def write_whole(path: Path, content: bytes) -> None:
     """Write a file completely, or leave the one that is there."""
     part = path.with_name(f".{path.name}.{os.getpid()}.part")
+    with _explained_write_errors(path):
+        try:
+            remove_path(part)
+            with part.open("xb") as file:  # O_CREAT | O_EXCL: a link that appears meanwhile is not followed
+                file.write(content)
+                file.flush()
+                os.fsync(file.fileno())
+            part.replace(path)
+        finally:
+            remove_path(part)
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a JSON file completely, or leave the one that is there."""
+    write_whole(path, json.dumps(value, indent=1).encode() + b"\n")
+
+
+@contextmanager
+def _explained_write_errors(path: Path) -> Iterator[None]:
+    """Raise a LabError with the reason if this file cannot be written inside."""
     try:
-        part.unlink(missing_ok=True)
-        with part.open("xb") as file:  # O_CREAT | O_EXCL: a link that appears meanwhile is not followed
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        part.replace(path)
+        yield
     except OSError as error:
-        with suppress(OSError):
-            part.unlink(missing_ok=True)
-        raise explain_write_error(error, path) from error
+        reason = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else error.strerror
+        if error.errno in (errno.EEXIST, errno.ENOTDIR):
+            reason = "a file is in its place, or in that of a folder above it"
+        hint = "What was saved before is intact: once there is room, the same command continues from there"
+        raise LabError(f"{path} cannot be written: {reason}. {hint}") from error
 
 
-def explain_write_error(error: OSError, path: Path) -> LabError:
-    """Return the error to raise if a file cannot be written."""
-    reason = "the disk is full" if error.errno in (errno.ENOSPC, errno.EDQUOT) else error.strerror
-    if error.errno in (errno.EEXIST, errno.ENOTDIR):
-        reason = "a file is in its place, or in that of a folder above it"
-    hint = "What was saved before is intact: once there is room, the same command continues from there"
-    return LabError(f"{path} cannot be written: {reason}. {hint}")
-
-
-def read_json(path: Path, kind: type[T], hint: str = "") -> T:
-    """Return the content of a JSON file that holds a dict or a list. `hint` says what to do if it is damaged.
-
-    Raises:
-        FileNotFoundError: If there is no such file.
-        LabError: If it cannot be read or is damaged.
-    """
+@contextmanager
+def _explained_read_errors(path: Path, hint: str) -> Iterator[None]:
+    """Raise a LabError if this file cannot be read inside or is damaged, but not if it is missing."""
     try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-        _check_depth(value)
-        if not isinstance(value, kind):
-            raise ValueError(f"it holds a {type(value).__name__}, not a {kind.__name__}")
-        return value
+        yield
     except FileNotFoundError:
         raise
     except OSError as error:
         raise LabError(f"{path} cannot be read: {error.strerror}") from error
     except (ValueError, RecursionError) as error:
         raise LabError(f"{path} is damaged: {error}. {hint}".strip()) from error
+
+
+def read_json(path: Path, kind: type[T], hint: str = "", check: Callable[[T], None] | None = None) -> T:
+    """Return the content of a JSON file that holds a dict or a list.
+
+    It is damaged if `check` raises ValueError, and `hint` says what to do then. One that is missing raises
+    FileNotFoundError.
+    """
+    with _explained_read_errors(path, hint):
+        value = json.loads(path.read_text(encoding="utf-8"))
+        _check_depth(value)
+        if not isinstance(value, kind):
+            raise ValueError(f"it holds a {type(value).__name__}, not a {kind.__name__}")
+        if check is not None:
+            check(value)
+        return value
 
 
 def _check_depth(value: Any, left: int = MAX_DEPTH) -> None:
@@ -124,20 +140,16 @@ def _hold_lock(path: Path, patience: float) -> Iterator[None]:
     filelock itself refuses to follow a link on systems with O_NOFOLLOW. On others a link that replaces the
     file after the check is followed, but nothing is ever written to it.
     """
-    try:
+    with _explained_write_errors(path.parent):
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.is_symlink() or (path.exists() and not path.is_file()):
             raise LabError(f"{path} is not a regular file: remove it")
-        lock = FileLock(path)
-        lock.acquire(timeout=patience, poll_interval=0.1)
-    except Timeout as error:
-        raise BusyError(f"another process works on {path.parent}") from error
-    except OSError as error:
-        raise explain_write_error(error, path.parent) from error
-    try:
+        try:
+            lock = FileLock(path).acquire(timeout=patience, poll_interval=0.1)
+        except Timeout as error:
+            raise BusyError(f"another process works on {path.parent}") from error
+    with lock:
         yield
-    finally:
-        lock.release()
 
 
 @contextmanager
@@ -145,8 +157,7 @@ def lock_folder(root: Path) -> Iterator[None]:
     """Hold the lock of a results folder inside, to change a JSON file there."""
     with _hold_lock(root / ".lock", -1):
         for part in root.glob(".*.json.*.part"):  # of processes that were killed: others do not write now
-            with suppress(OSError):
-                part.unlink()
+            remove_path(part)
         yield
 
 
@@ -168,15 +179,10 @@ def remove_path(path: Path) -> None:
 
 def read_result(trial: Path) -> dict[str, Any] | None:
     """Return the result of the trial in this folder. None if it is not finished."""
-    path, hint = trial / "result.json", "Remove it, and the trial is run again"
     try:
-        result = read_json(path, dict, hint)
-        check_result(result)
-        return result
+        return read_json(trial / "result.json", dict, "Remove it, and the trial is run again", check_result)
     except FileNotFoundError:
         return None
-    except ValueError as error:
-        raise LabError(f"{path} is damaged: {error}. {hint}") from error
 
 
 def check_result(result: Mapping[str, Any]) -> None:
@@ -217,19 +223,13 @@ def _is_number(value: Any) -> bool:
 
 def read_metrics(path: Path, epochs: int | None = None) -> list[dict[str, Any]]:
     """Return the rows of a metrics file. A finished trial has one for each of its `epochs`."""
-    try:
+    with _explained_read_errors(path, RERUN):
         rows = parse_rows(path.read_bytes() if path.exists() else b"")
         check_rows(rows, epochs)
         return rows
-    except OSError as error:
-        raise LabError(f"{path} cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise LabError(f"{path} is damaged: {error}. {RERUN}") from error
 
 
 class TrialFolder:
-    """The folder of one trial."""
-
     def __init__(self, root: Path, config: TrialConfig | Mapping[str, Any]) -> None:
         self.config = config.canonical if isinstance(config, TrialConfig) else dict(config)
         self.key = trial_key(self.config)
@@ -242,7 +242,6 @@ class TrialFolder:
         self._digests: dict[str, str] = {}  # of the files that `write` has written
 
     def read_result(self) -> dict[str, Any] | None:
-        """Return the result of a finished trial."""
         return read_result(self.path)
 
     def finish(self, result: Mapping[str, Any], seconds: float, device: torch.device) -> None:
@@ -252,8 +251,8 @@ class TrialFolder:
         today = datetime.now(timezone.utc).date().isoformat()
         timing = {"seconds": seconds, "together": self.trials_together, "date": today}
         files = {"files": self._digests} if self._digests else {}
-        whole = {**result, **files, "timing": timing, "machine": describe_machine(device)}
-        write_whole(self.path / "result.json", _json(whole, indent=1))
+        machine = describe_machine(device)
+        write_json(self.path / "result.json", {**result, **files, "timing": timing, "machine": machine})
         for _, _, path in self._checkpoints():
             remove_path(path)
 
@@ -267,7 +266,7 @@ class TrialFolder:
         with _hold_lock(self.path / "lock", patience):
             for part in self.path.glob(".*.part"):  # of a process that was killed
                 remove_path(part)
-            write_whole(self.path / "config.json", _json(self.config, indent=1))
+            write_json(self.path / "config.json", self.config)
             yield
 
     def busy(self) -> bool:
@@ -293,12 +292,9 @@ class TrialFolder:
         """Append a line to the metrics."""
         self.rows.append(dict(row))
         path = self.path / "metrics.jsonl"
-        try:
-            if self.writes:
-                with path.open("ab") as file:
-                    file.write(_json(row))
-        except OSError as error:
-            raise explain_write_error(error, path) from error
+        if self.writes:
+            with _explained_write_errors(path), path.open("ab") as file:
+                file.write(json.dumps(row).encode() + b"\n")
 
     def metrics(self) -> list[dict[str, Any]]:
         """Return the rows so far."""
@@ -346,17 +342,14 @@ class TrialFolder:
         """Set the metrics to these rows. `log` adds to them."""
         self.rows = rows
         if self.writes:
-            write_whole(self.path / "metrics.jsonl", b"".join(map(_json, rows)))
+            lines = "".join(json.dumps(row) + "\n" for row in rows)
+            write_whole(self.path / "metrics.jsonl", lines.encode())
 
     def _checkpoints(self) -> list[tuple[int, str, Path]]:
         """Return the epoch, digest and path of each, the newest first. Others, and links, are not ours."""
         paths = [path for path in self.path.glob("checkpoint-*") if path.is_file() and not path.is_symlink()]
         names = [CHECKPOINT_NAME.fullmatch(path.name) for path in paths]
         return sorted([(int(name[1]), name[2], self.path / name[0]) for name in names if name], reverse=True)
-
-
-def _json(value: Mapping[str, Any], indent: int | None = None) -> bytes:
-    return json.dumps(value, indent=indent).encode() + b"\n"
 
 
 def _serialized(value: Any) -> bytes:
