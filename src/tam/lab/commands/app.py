@@ -34,22 +34,17 @@ GROUPS = {
 LazyCommand = tuple[str, Callable[[], Any]]  # the line that lists it, and what returns the click command
 
 
-def find_commands() -> dict[str, str]:
-    """Return "module:name" of every command by its path below `tam lab`, with those of experiments.
+def load(summary: str) -> object:
+    """Return `tam lab` as a command.
 
-    A package of an experiment declares them like this module: `COMMANDS = {"score": "commands:score"}`.
+    A package of an experiment declares commands like this module: `COMMANDS = {"score": "commands:score"}`.
     """
     targets = {path: f"{__package__}.{target}" for path, target in COMMANDS.items()}
-    for name, package in import_packages().items():
+    for package_name, package in import_packages().items():
         for path, target in getattr(package, "COMMANDS", {}).items():
-            targets.setdefault(path, f"{name}.{target}")
-    return targets
-
-
-def load(summary: str) -> object:
-    """Return `tam lab` as a command."""
+            targets.setdefault(path, f"{package_name}.{target}")
     groups: dict[str, dict[str, LazyCommand]] = {"": {}}
-    for path, target in find_commands().items():
+    for path, target in targets.items():
         group, _, name = path.rpartition(" ")
         groups.setdefault(group, {})[name] = read_summary(target), partial(load_target, target)
     app = make_app(groups.pop(""), help=summary)

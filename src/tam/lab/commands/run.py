@@ -69,9 +69,8 @@ def make_run_command(name: str) -> Any:
     common = list(inspect.signature(run_experiment, eval_str=True).parameters.values())[1:-1]
     own = [
         inspect.Parameter(
-            option.name.replace("-", "_"), inspect.Parameter.KEYWORD_ONLY, default=None,
-            annotation=Annotated[str | None, Option(f"--{option.name}", metavar=option.metavar,
-                                                    help=option.help)])
+            option.name, inspect.Parameter.KEYWORD_ONLY, default=None,
+            annotation=Annotated[str | None, Option(metavar=option.metavar, help=option.help)])
         for option in experiment.options
     ]  # fmt: skip
 
@@ -117,8 +116,7 @@ def run_experiment(
     def select(folder: Path) -> Selection:
         overrides: dict[str, Any] = {}  # of the workload, by the experiment's own options
         for option in experiment.options:
-            value = own[option.name.replace("-", "_")]
-            if value is not None:
+            if (value := own[option.name]) is not None:
                 overrides |= option.resolve(value, folder, data_folder)
         studies, variants = tuple(study or ()), (*(variant or ()), *(arm or ()))
         return Selection(experiment.name, preset, studies, variants, seeds, controls, overrides)

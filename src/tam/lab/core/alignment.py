@@ -57,7 +57,6 @@ def pack_levels(levels: Tensor) -> Tensor:
 
 
 def unpack_levels(packed: Tensor) -> Tensor:
-    """Return the levels that were packed."""
     decompressor = bz2.BZ2Decompressor()
     content = decompressor.decompress(packed.numpy().tobytes(), MAX_STEPS)
     if not decompressor.eof:

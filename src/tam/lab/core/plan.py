@@ -93,7 +93,7 @@ class Plan:
     def _tuned_variants(self) -> list[Variant]:
         """Return the variants with a grid. Grids are extended for all of them or none, asked for or not."""
         variants = self.whole.variants if self.study.extend else self.study.variants
-        return [variant for variant in variants if variant.control_of is None and len(variant.lrs) > 1]
+        return [variant for variant in variants if len(variant.lrs) > 1]
 
     def tuning_trials(self, variant: Variant, lrs: Sequence[float]) -> list[TrialConfig]:
         """Return the trials that compare these lrs."""

@@ -31,7 +31,7 @@ class RunOption:
     workload of every study.
     """
 
-    name: str
+    name: str  # with _ where the command line has -
     help: str
     metavar: str
     resolve: Callable[[str, Path, Path], Mapping[str, Any]]

@@ -11,7 +11,6 @@ import json
 import lzma
 import math
 import os
-import re
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,7 +28,7 @@ from tam.lab.core.errors import LabError
 
 RUNS_FILE = "runs.json"  # what was run in a folder
 PACKED_FILE = "trials.jsonl.xz"
-TRIAL_NAME = re.compile("[0-9a-f]{12}")
+TRIAL_NAME = "[0-9a-f]" * 12
 RUN_AGAIN = "Remove it and start the runs again. Finished trials are reused"
 SCHEMA = "tam-lab-results/1"
 MAX_BYTES = 64 << 20  # of a packed file, expanded: it may come from somebody else
@@ -129,8 +128,8 @@ class Results:
 
     def refresh(self) -> Results:
         """Read the results that have appeared in the run folder since the last time."""
-        for path in [] if self.root is None else sorted((self.root / "trials").glob("*")):
-            if path.name in self.records or not TRIAL_NAME.fullmatch(path.name):
+        for path in [] if self.root is None else sorted((self.root / "trials").glob(TRIAL_NAME)):
+            if path.name in self.records:
                 continue
             self.damaged.pop(path.name, None)
             try:
