@@ -12,6 +12,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
+from statistics import fmean
 from typing import NamedTuple
 
 from markupsafe import Markup
@@ -50,6 +51,16 @@ class Series:
                 raise ValueError(f"series {self.name!r}: {len(self.x)} x but {len(column)} {key}")
 
 
+def mean_series(name: str, values_by_x: Mapping[float, Sequence[float]], style: int | None = None) -> Series:
+    """Return the mean of several values at each x, with a band from the smallest to the largest.
+
+    There is a gap where one of them is not finite.
+    """
+    columns = [v if all(map(math.isfinite, v)) else [math.nan] for v in values_by_x.values()]
+    low, high = [*map(min, columns)], [*map(max, columns)]
+    return Series(name, [*values_by_x], [*map(fmean, columns)], low, high, style)
+
+
 class Bar(NamedTuple):
     """Parts from the first bound to the second, to the third and so on, and the text at the end."""
 
@@ -67,21 +78,20 @@ def line_chart(
     x_axis = Axis([v for s in series for v in s.x], 62, WIDTH - 22)
     y_axis = Axis([v for column in columns for v in column], _HEIGHT - 46, 34, margin=0.04, log=log_y)
     styled = [((i if s.style is None else s.style) % STYLE_COUNT, s) for i, s in enumerate(series)]
+    bands = [(style, outline) for style, s in styled for outline in _bands(s, x_axis, y_axis)]
+    lines = [(style, _thin(rows)) for style, s in styled for rows in _stretches(x_axis, y_axis, s.x, s.y)]
+    hovers = [hover for s in series for hover in _hovers(s, x_axis, y_axis, x_label)]
     legend, height = _legend(styled)
-    return render_chart(
-        "line_chart.svg.j2", title=title, x_label=x_label, y_label=y_label, x_axis=x_axis, y_axis=y_axis,
-        width=WIDTH, height=height, legend=legend,
-        bands=[(style, outline) for style, s in styled for outline in _bands(s, x_axis, y_axis)],
-        lines=[(style, _thin(rows)) for style, s in styled for rows in _stretches(x_axis, y_axis, s.x, s.y)],
-        hovers=[hover for s in series for hover in _hovers(s, x_axis, y_axis, x_label)],
-    )  # fmt: skip
+    frame = {"width": WIDTH, "height": height, "x_axis": x_axis, "y_axis": y_axis}
+    texts = {"title": title, "x_label": x_label, "y_label": y_label, "legend": legend}
+    return render_chart("line_chart.svg.j2", bands=bands, lines=lines, hovers=hovers, **frame, **texts)
 
 
 def bar_chart(bars: Sequence[Bar], title: str, x_label: str, legend: Mapping[str, int]) -> Markup:
     """Return horizontal bars as an `<svg>` element. The legend has the style of each part's name."""
     axis = Axis([0, *(x for bar in bars for x in bar.bounds)], 205, WIDTH - 100, margin=0.02)
-    more = {"title": title, "x_label": x_label, "legend": legend}
-    return render_chart("bar_chart.svg.j2", bars=bars, axis=axis, width=WIDTH, **more)
+    texts = {"title": title, "x_label": x_label, "legend": legend}
+    return render_chart("bar_chart.svg.j2", bars=bars, width=WIDTH, axis=axis, **texts)
 
 
 class Axis:
