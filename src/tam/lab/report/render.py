@@ -6,15 +6,16 @@ reader's browser. Charts are `Markup`; a chart that is plain text is escaped as 
 
 from __future__ import annotations
 
+import html
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 
 from tam.lab.core.results import without_nan
-from tam.lab.report import charts
 from tam.lab.report.model import Report, Section
 
 # An underscore inside a word means nothing in Markdown, and settings are full of them. Many programs make
@@ -24,9 +25,7 @@ _MARKDOWN_SPECIAL = re.compile(r"[\\`*\[\]|#~$@]|(?<![^\W_])_|_(?![^\W_])|(?<=ww
 
 def escape_markdown(value: object) -> str:
     """Return a value as one line of Markdown that shows it as it is: no HTML, links, tables or emphasis."""
-    text = " ".join(str(value).split())
-    for character, entity in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;")):  # not all programs know \<
-        text = text.replace(character, entity)
+    text = html.escape(" ".join(str(value).split()), quote=False)  # not all programs know \<
     return _MARKDOWN_SPECIAL.sub(lambda match: "\\" + match[0], text)
 
 
@@ -35,20 +34,17 @@ _HTML = Environment(loader=_LOADER, undefined=StrictUndefined, trim_blocks=True,
 _MARKDOWN = Environment(loader=_LOADER, undefined=StrictUndefined, trim_blocks=True, finalize=escape_markdown)
 
 
+def render(template: str, **values: object) -> Markup:
+    """Return a page or a part of one. A page needs no other file."""
+    return Markup(_HTML.get_template(template).render(values))
+
+
 def render_page(title: str, sections: Sequence[Section]) -> str:
-    """Return a whole HTML document that needs no other file."""
-    return _HTML.get_template("page.html.j2").render(title=title, sections=sections, charts=charts)
+    return render("page.html.j2", title=title, sections=sections)
 
 
 def render_html(report: Report) -> str:
     return render_page(report.title, report.sections)
-
-
-def render_svg(chart: str) -> str:
-    """Return a chart as a file of its own, with the style sheet of the pages."""
-    style = _HTML.get_template("style.css.j2").render(charts=charts)
-    head, _, rest = str(chart).partition(">")
-    return f'{head} xmlns="http://www.w3.org/2000/svg"><style>{style}</style>{rest}\n'
 
 
 def render_markdown(report: Report) -> str:

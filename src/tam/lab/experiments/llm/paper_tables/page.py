@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise
-from pathlib import Path
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
 
 from markupsafe import Markup
 
-from tam.lab.core.store import write_whole
 from tam.lab.experiments.llm.paper_tables import comparison
 from tam.lab.experiments.llm.paper_tables.claims import check_claims
 from tam.lab.experiments.llm.paper_tables.comparison import BASELINE, KINDS, OTHER, Improvement, Row, Share
-from tam.lab.report.charts import WIDTH, Axis, chart_element, element, label_at, title_at
+from tam.lab.report.charts import Bar, bar_chart
 from tam.lab.report.model import Section, TableData
 from tam.lab.report.render import render_page
 
@@ -33,36 +28,28 @@ def tables(rows: Sequence[Row]) -> dict[str, TableData]:
 
 
 def _family_table(improvements: Sequence[Improvement]) -> TableData:
-    counted = {
-        family: len(of) for family, of in comparison.percents(improvements, lambda one: one.family).items()
-    }
-    total = Counter(one.family for one in improvements)
-    rows = [
-        [family, _count_of(counted[family], total[family]), *map(str, by_threshold.values())]
-        for family, by_threshold in comparison.counts(improvements).items()
-    ]
+    rows, counts = [], comparison.counts(improvements)
+    for family, members in comparison.group_by(improvements, lambda one: one.family).items():
+        known = sum(one.percent is not None for one in members)
+        rows.append([family, _count_of(known, len(members)), *map(str, counts[family].values())])
     return TableData(["family", "configurations", *(f"within {t}%" for t in comparison.THRESHOLDS)], rows)
 
 
 def _model_table(shares: Iterable[Share]) -> TableData:
-    rows = [
-        [share.model, str(share.epochs), _count_of(share.n, share.n + share.missing),
-         *(comparison.format_percent(share.percent(kind), "{:.2f}") for kind in KINDS)]
-        for share in shares
-    ]  # fmt: skip
+    rows = []
+    for share in shares:
+        percents = (comparison.format_percent(share.percent(kind), "{:.2f}") for kind in KINDS)
+        rows.append([share.model, str(share.epochs), _count_of(share.n, share.n + share.missing), *percents])
     return TableData(["model", "epochs", "datasets", *map(comparison.describe_kind, KINDS)], rows)
 
 
 def _category_table(improvements: Sequence[Improvement]) -> TableData:
-    categories = list(dict.fromkeys(one.category for one in improvements))
-    settings: dict[tuple[str, int], dict[str, str]] = {}
-    for one in improvements:
-        cells = settings.setdefault((one.model, one.epochs), {})
-        cells[one.category] = comparison.format_percent(one.percent, "{:+.2f}")
-    rows = [
-        [model, str(epochs), *(cells.get(category, "") for category in categories)]
-        for (model, epochs), cells in settings.items()
-    ]
+    percents = {(one.model, one.epochs, one.category): one.percent for one in improvements}
+    categories = dict.fromkeys(one.category for one in improvements)
+    rows = []
+    for setting in dict.fromkeys((one.model, one.epochs) for one in improvements):
+        cells = (percents.get((*setting, category)) for category in categories)
+        rows.append([*map(str, setting), *(comparison.format_percent(cell, "{:+.2f}") for cell in cells)])
     return TableData(["model", "epochs", *categories], rows)
 
 
@@ -92,22 +79,8 @@ def html(rows: Sequence[Row], title: str) -> str:
     return render_page(title, sections)
 
 
-def write(rows: Sequence[Row], title: str, target: Path) -> None:
-    write_whole(target, html(rows, title).encode())
-
-
-class Bar(NamedTuple):
-    """Parts from the first bound to the second, to the third and so on, and the text at the end."""
-
-    label: str
-    bounds: Sequence[float]
-    styles: Sequence[int]  # of the parts
-    text: str
-
-
 # Of the page's colours; the values are written next to the bars for those who cannot tell them apart.
 _GOOD, _NEAR, _FAR, _BAD = 2, 6, 4, 1
-_LEFT, _RIGHT, _TOP, _BOTTOM, _LINE = 205, 100, 34, 70, 15
 
 
 def figures(rows: Sequence[Row], other: str = OTHER, baseline: str = BASELINE) -> list[Markup]:
@@ -118,10 +91,10 @@ def figures(rows: Sequence[Row], other: str = OTHER, baseline: str = BASELINE) -
     for family in dict.fromkeys(one.family for one in improvements):
         bars = [_improvement_bar(one) for one in improvements if one.family == family]
         title = f"{family}: {other} over {baseline}"
-        charts.append(_bar_chart(bars, title, label, {"better": _GOOD, "worse": _BAD}))
+        charts.append(bar_chart(bars, title, label, {"better": _GOOD, "worse": _BAD}))
     legend = dict(zip(map(comparison.describe_kind, KINDS), (_GOOD, _NEAR, _FAR), strict=True))
     title, label = f"{other} better than {baseline}, or similar", "% of the datasets, by model, epochs"
-    return [*charts, _bar_chart([*map(_share_bar, comparison.shares(rows))], title, label, legend)]
+    return [*charts, bar_chart([*map(_share_bar, comparison.shares(rows))], title, label, legend)]
 
 
 def _improvement_bar(one: Improvement) -> Bar:
@@ -138,33 +111,3 @@ def _share_bar(share: Share) -> Bar:
     styles = [_GOOD, _NEAR, _FAR] if ends else []
     text = " / ".join(f"{percent:.0f}" for percent in ends) or "no figure"
     return Bar(f"{share.model}, {share.epochs}", [0, *ends], styles, text)
-
-
-def _bar_chart(bars: Sequence[Bar], title: str, x_label: str, legend: Mapping[str, int]) -> Markup:
-    """Return horizontal bars as an `<svg>` element, in the style of the line charts."""
-    bottom = _TOP + _LINE * len(bars)
-    axis = Axis([0, *(x for bar in bars for x in bar.bounds)], _LEFT, WIDTH - _RIGHT, margin=0.02)
-    parts = [title_at(12, title)]
-    for value, label in axis.ticks:
-        parts.append(element("path", class_="grid", d=f"M{axis(value):.1f} {_TOP}V{bottom}"))
-        parts.append(label_at(round(axis(value), 1), bottom + 16, label, "middle", "dim"))
-    for i, bar in enumerate(bars):
-        parts += _draw_bar(bar, axis, _TOP + i * _LINE)
-    parts.append(element("path", class_="axis", d=f"M{axis(0):.1f} {_TOP}V{bottom}"))
-    parts.append(label_at((_LEFT + WIDTH - _RIGHT) / 2, bottom + 34, x_label, "middle"))
-    x = 12.0
-    for name, style in legend.items():
-        parts.append(element("rect", class_=f"dot s{style}", x=f"{x:g}", y=bottom + 48, width=12, height=12))
-        parts.append(label_at(x + 18, bottom + 58, name, "start"))
-        x += 40 + 6.4 * len(name)
-    return chart_element(title, bottom + _BOTTOM, parts)
-
-
-def _draw_bar(bar: Bar, axis: Axis, y: float) -> Iterator[Markup]:
-    yield label_at(_LEFT - 7, y + 12, bar.label, "end", "dim")
-    title = element("title", f"{bar.label}: {bar.text}")
-    for (start, end), style in zip(pairwise(bar.bounds), bar.styles, strict=True):
-        left, right = sorted((axis(start), axis(end)))
-        place = {"x": f"{left:.1f}", "y": f"{y + 2:g}", "width": f"{right - left:.1f}", "height": _LINE - 4}
-        yield element("rect", title, class_=f"dot s{style}", **place)
-    yield label_at(WIDTH - 12, y + 12, bar.text, "end")
