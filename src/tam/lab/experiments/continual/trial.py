@@ -60,10 +60,7 @@ class Config(TrialConfig):
 
 def check(config: Config, data_folder: Path) -> None:
     """Raise LabError if the images of a trial are missing."""
-    if config.stream == "clear":
-        streams.check_clear(data_folder)
-    else:
-        files.check(config.stream, find(config.stream, data_folder), data_folder)
+    files.check(config.stream, find(config.stream, data_folder), data_folder)
 
 
 @cache

@@ -57,7 +57,7 @@ def check(config: Config, data_folder: Path) -> None:
     """Raise an error if the model, the text or the tasks are missing."""
     if config.model is None or (config.model != language.TINY and "#" not in config.model):
         language.check_block_length(locate_model(config.model, Path()), config.block)
-    for part, lines in text.check(config.data, data_folder).items():
+    for part, lines in text.read(config.data, data_folder).items():
         # The number of tokens is not known before a trial has its tokenizer.
         count = tokens.max_token_count(lines)
         tokens.check_token_count(f"{config.data}, {part}", count, part, config.block, config.batch)
