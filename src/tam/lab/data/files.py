@@ -31,10 +31,6 @@ class Download:
     md5: str | None = None  # without one, the files in the archive are checked
     megabytes: float = 0.0  # about
 
-    @property
-    def name(self) -> str:
-        return self.url.rsplit("/", 1)[-1]
-
 
 @dataclass(frozen=True)
 class Layout:

@@ -10,7 +10,7 @@ import torch
 from tam.lab.core.errors import DataError
 from tam.lab.data.files import find
 
-PARTS = ("train", "valid", "test")
+PARTS = {"train": 400, "valid": 60, "test": 60}  # and the lines of each in the generated text
 TEXTS = ("wikitext-2", "generated")
 
 
@@ -19,7 +19,7 @@ def read(name: str, folder: Path) -> dict[str, list[str]]:
     if name not in TEXTS:
         raise DataError(f"no text {name!r}; there are {', '.join(TEXTS)}")
     if name == "generated":
-        return {part: generate(lines, seed) for seed, (part, lines) in enumerate(LINES.items())}
+        return {part: generate(lines, seed) for seed, (part, lines) in enumerate(PARTS.items())}
     lines_by_part = {}
     for part, file in zip(PARTS, find(name, folder).files, strict=True):
         path = folder / file.path
@@ -34,7 +34,6 @@ def read(name: str, folder: Path) -> dict[str, list[str]]:
     return lines_by_part
 
 
-LINES = {"train": 400, "valid": 60, "test": 60}
 WORDS = [
     *("the", "a", "one", "no", "every", "small", "large", "old", "new", "red", "green"),
     *("river", "stone", "tree", "bird", "house", "road", "wind", "light"),
