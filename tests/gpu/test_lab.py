@@ -14,8 +14,7 @@ import torch
 from tam.lab.core.alignment import read_alignment
 from tam.lab.core.config import TrialConfig
 from tam.lab.core.store import TrialFolder
-from tam.lab.engines.events import Event, TrialFailed
-from tam.lab.engines.job import Job, RunLocation
+from tam.lab.engines.events import Event, Job, RunLocation, TrialFailed
 from tam.lab.engines.local import LocalEngine
 from tam.lab.engines.worker import run_jobs
 from tam.lab.experiments.continual import trial as continual

@@ -24,13 +24,14 @@ from tam.lab.engines import local
 from tam.lab.engines.events import (
     EpochEnded,
     Event,
+    Job,
+    RunLocation,
     TrialBusy,
     TrialEnded,
     TrialEvent,
     TrialFailed,
     TrialFinished,
 )
-from tam.lab.engines.job import Job, RunLocation
 from tam.lab.engines.local import LocalEngine, show_one_gpu
 from tam.lab.engines.worker import run_jobs
 from tests.lab.experiments.test_images import config, outcome

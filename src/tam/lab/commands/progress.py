@@ -14,7 +14,7 @@ from rich.table import Table
 from tam.lab.core.registry import get_experiment
 from tam.lab.core.study import Metric
 from tam.lab.engines import events
-from tam.lab.engines.job import Job
+from tam.lab.engines.events import Job
 
 
 class TrialProgress:

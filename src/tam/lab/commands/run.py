@@ -31,7 +31,7 @@ from tam.lab.core.selection import Selection, select_plans
 from tam.lab.core.study import Study
 from tam.lab.data import default_folder, get_set
 from tam.lab.engines import torchrun
-from tam.lab.engines.job import RunLocation
+from tam.lab.engines.events import RunLocation
 
 
 def complete_preset(ctx: typer.Context) -> list[str]:

@@ -17,8 +17,7 @@ from typing import Any
 import torch
 
 from tam.lab.core.errors import LabError
-from tam.lab.engines.events import EventHandler, TrialEnded, TrialEvent, TrialFailed
-from tam.lab.engines.job import Job, RunLocation
+from tam.lab.engines.events import EventHandler, Job, RunLocation, TrialEnded, TrialEvent, TrialFailed
 from tam.lab.engines.worker import ATTEMPTS, run_jobs
 
 SHUTDOWN_SECONDS = 10.0  # that processes have to end when they are asked to
