@@ -39,9 +39,10 @@ def config(**more: Any) -> images.Config:
 
 def run(root: Path, device: str, configs: list[images.Config]) -> list[TrialFolder]:
     """All of them side by side."""
-    waiting: list[Job | None] = [*(Job("images", one) for one in configs), None]
+    waiting = (Job("images", one) for one in configs)
     events: list[Event] = []
-    run_jobs(RunLocation(root, root, device, trials_per_process=8), lambda _: waiting.pop(0), events.append)
+    location = RunLocation(root, root, device, trials_per_process=8)
+    run_jobs(location, lambda _: next(waiting, None), events.append)
     assert [event for event in events if isinstance(event, TrialFailed)] == []
     return [TrialFolder(root, one) for one in configs]
 

@@ -96,7 +96,7 @@ class ProgressDisplay:
         trial = self.running.pop(event.job.key, None) or TrialProgress(event.job, self.last_change)
         self.left -= trial.job.size
         self.last_change = time.monotonic()
-        text = getattr(event, "message", "")
+        text = event.message
         if isinstance(event, events.TrialFinished):
             self.finished += trial.job.size
             self.durations.append((time.monotonic() - trial.start) / trial.job.size)

@@ -86,26 +86,25 @@ class EpochEnded(TrialEvent):
     metrics: Mapping[str, float]
 
 
+@dataclass(frozen=True)
 class TrialEnded(TrialEvent):
     """The base of events after which this run does not work on the trial."""
+
+    message: str = ""
 
 
 class TrialFinished(TrialEnded):
     """The trial has a result."""
 
 
-@dataclass(frozen=True)
 class TrialBusy(TrialEnded):
     """Another run works on the trial."""
-
-    message: str
 
 
 @dataclass(frozen=True)
 class TrialFailed(TrialEnded):
     """The trial has no result."""
 
-    message: str
     stops_run: bool = False
 
     @classmethod

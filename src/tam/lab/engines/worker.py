@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import queue
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, nullcontext
 from typing import Any
@@ -88,21 +87,16 @@ def configure_torch(device: torch.device) -> None:
 
 
 def run_jobs(location: RunLocation, next_job: Callable[[bool], Job | None], on_event: EventHandler) -> None:
-    """Run jobs until `next_job` returns None, `location.trials_per_process` at a time, in turns.
+    """Run jobs until there are no more, `location.trials_per_process` at a time, in turns.
 
-    `next_job(True)` waits for a job. `next_job(False)` raises queue.Empty if there is none now.
+    `next_job(True)` waits for a job and returns None if no more will come. `next_job(False)` returns None if
+    there is none now.
     """
     configure_torch(torch.device(location.device))
     running: list[Iterator[bool]] = []
-    expects_more = True
-    while expects_more or running:
-        while expects_more and len(running) < location.trials_per_process:
-            try:
-                job = next_job(not running)
-            except queue.Empty:
-                break
-            if job is None:
-                expects_more = False
-                break
+    while True:
+        while len(running) < location.trials_per_process and (job := next_job(not running)) is not None:
             running.append(run_trial(job, location, on_event))
+        if not running:
+            return
         running = [trial for trial in running if next(trial, False)]
