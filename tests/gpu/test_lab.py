@@ -14,8 +14,7 @@ import torch
 from tam.lab.core.alignment import read_alignment
 from tam.lab.core.config import TrialConfig
 from tam.lab.core.store import TrialFolder
-from tam.lab.engines.events import Event, TrialFailed
-from tam.lab.engines.job import Job, RunLocation
+from tam.lab.engines.events import Event, Job, RunLocation, TrialFailed
 from tam.lab.engines.local import LocalEngine
 from tam.lab.engines.worker import run_jobs
 from tam.lab.experiments.continual import trial as continual
@@ -40,9 +39,10 @@ def config(**more: Any) -> images.Config:
 
 def run(root: Path, device: str, configs: list[images.Config]) -> list[TrialFolder]:
     """All of them side by side."""
-    waiting: list[Job | None] = [*(Job("images", one) for one in configs), None]
+    waiting = (Job("images", one) for one in configs)
     events: list[Event] = []
-    run_jobs(RunLocation(root, root, device, trials_per_process=8), lambda _: waiting.pop(0), events.append)
+    location = RunLocation(root, root, device, trials_per_process=8)
+    run_jobs(location, lambda _: next(waiting, None), events.append)
     assert [event for event in events if isinstance(event, TrialFailed)] == []
     return [TrialFolder(root, one) for one in configs]
 

@@ -16,14 +16,15 @@ from tam.lab.core.selection import Selection
 from tam.lab.core.study import Metric
 from tam.lab.engines.events import (
     EpochEnded,
+    Job,
     Notice,
     RoundStarted,
+    RunLocation,
     TrialBusy,
     TrialFailed,
     TrialFinished,
     TrialStarted,
 )
-from tam.lab.engines.job import Job, RunLocation
 from tests.lab.experiments.test_images import config
 
 

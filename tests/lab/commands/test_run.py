@@ -20,7 +20,7 @@ from tam.lab.core.registry import get_experiment
 from tam.lab.core.results import load_existing_results, load_results
 from tam.lab.core.selection import Selection, load_groups, remember_selection, select_plans, selections_of
 from tam.lab.core.store import TrialFolder
-from tam.lab.engines.job import RunLocation
+from tam.lab.engines.events import RunLocation
 from tam.lab.report import build_report, render_json
 from tests.lab.commands.helpers import run_process, start_process, tam_lab
 

@@ -18,7 +18,7 @@ from tam.lab.core.results import PACKED_FILE, load_existing_results, load_result
 from tam.lab.core.runner import run
 from tam.lab.core.selection import Selection, remember_selection, selections_of
 from tam.lab.core.store import ALIGNMENT_FILE, TrialFolder
-from tam.lab.engines.job import RunLocation
+from tam.lab.engines.events import RunLocation
 
 CPU = torch.device("cpu")
 SELECTION = Selection("images", "smoke", variants=("TAM, d shuffled",))

@@ -17,8 +17,7 @@ from tam.lab.core.selection import Selection, select_plans
 from tam.lab.core.store import TrialFolder
 from tam.lab.core.study import Study, Variant
 from tam.lab.engines import torchrun
-from tam.lab.engines.events import Event, RoundStarted, TrialFinished
-from tam.lab.engines.job import RunLocation
+from tam.lab.engines.events import Event, RoundStarted, RunLocation, TrialFinished
 
 CPU = torch.device("cpu")
 

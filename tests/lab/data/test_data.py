@@ -55,8 +55,8 @@ def test_only_official_pickles_are_opened(tmp_path: Path, monkeypatch: pytest.Mo
         (folder / name).write_bytes(pickle.dumps(entry))
     with pytest.raises(DataError, match=r"is not the official file .*, and other pickles are not opened"):
         load("cifar100", tmp_path)
-    layout = Layout(tuple(File(f.path, files.md5_of(tmp_path / f.path)) for f in image_sets.PYTHON_100.files))
-    monkeypatch.setattr(image_sets, "PYTHON_100", layout)
+    official = find("cifar100", tmp_path)
+    layout = Layout(tuple(File(f.path, files.md5_of(tmp_path / f.path)) for f in official.files))
     read_bytes = Path.read_bytes
 
     def read_then_replace(path: Path) -> bytes:
@@ -78,7 +78,7 @@ def test_svhn(tmp_path: Path) -> None:
     assert data.train[0].shape == (4, 3, 32, 32)
     (tmp_path / "test_32x32.mat").write_bytes(b"not a mat file")
     with pytest.raises(DataError, match=r"test_32x32\.mat cannot be read"):
-        image_sets.read_svhn(image_sets.SVHN, tmp_path)
+        load("svhn", tmp_path)
 
 
 def test_what_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -118,7 +118,7 @@ def test_a_file_that_was_cut_off(tmp_path: Path) -> None:
     with pytest.raises(DataError, match="not a multiple of 3074"):
         load("cifar100", tmp_path)
     with pytest.raises(DataError, match=r"train\.bin has 21518 bytes instead of 153700000"):
-        files.check("cifar100", image_sets.BINARY_100, tmp_path)
+        files.check("cifar100", find("cifar100", tmp_path), tmp_path)
 
 
 def test_splits_are_seeded_and_disjoint() -> None:

@@ -24,13 +24,14 @@ from tam.lab.engines import local
 from tam.lab.engines.events import (
     EpochEnded,
     Event,
+    Job,
+    RunLocation,
     TrialBusy,
     TrialEnded,
     TrialEvent,
     TrialFailed,
     TrialFinished,
 )
-from tam.lab.engines.job import Job, RunLocation
 from tam.lab.engines.local import LocalEngine, show_one_gpu
 from tam.lab.engines.worker import run_jobs
 from tests.lab.experiments.test_images import config, outcome
@@ -49,10 +50,9 @@ def bad_job() -> Job:
 
 def run_here(root: Path, todo: list[Job], together: int = 1) -> list[Any]:
     """Run jobs in this process and return the events."""
-    waiting: list[Job | None] = [*todo, None]
-    events: list[Event] = []
+    waiting, events = iter(todo), []
     location = RunLocation(root, root, trials_per_process=together, save_every=0.0)
-    run_jobs(location, lambda _: waiting.pop(0), events.append)
+    run_jobs(location, lambda _: next(waiting, None), events.append)
     return events
 
 

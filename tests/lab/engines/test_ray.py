@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tam.lab.engines.events import TrialFinished
-from tam.lab.engines.job import Job, RunLocation
+from tam.lab.engines.events import Job, RunLocation, TrialFinished
 from tam.lab.engines.ray import JobMonitor, RayEngine
 from tests.lab.engines.test_engines import PATHS, Dying, deaths, jobs, run_here
 from tests.lab.experiments.test_images import config, outcome
@@ -20,7 +19,7 @@ LISTENING = """
 import os
 from contextlib import suppress
 from pathlib import Path
-from tam.lab.engines.job import RunLocation
+from tam.lab.engines.events import RunLocation
 from tam.lab.engines.ray import RayEngine
 from tests.lab.engines.test_engines import jobs
 

@@ -14,8 +14,7 @@ from tam.lab.core.alignment import read_alignment
 from tam.lab.core.errors import LabError
 from tam.lab.core.store import ALIGNMENT_FILE, TrialFolder
 from tam.lab.experiments.images import trial as images
-from tam.lab.training.damping_control import load_source_alignment
-from tam.lab.training.loop import StepRecorder
+from tam.lab.training.loop import StepRecorder, load_source_alignment
 from tests.lab.experiments.test_images import config
 
 CPU = torch.device("cpu")

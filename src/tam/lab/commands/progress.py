@@ -15,7 +15,7 @@ from rich.table import Table
 from tam.lab.core.registry import get_experiment
 from tam.lab.core.study import Metric
 from tam.lab.engines import events
-from tam.lab.engines.job import Job
+from tam.lab.engines.events import Job
 
 
 class TrialProgress:
@@ -89,7 +89,7 @@ class ProgressDisplay(ExitStack):
         trial = self.running.pop(event.job.key, None) or TrialProgress(event.job, self.last_change)
         self.left -= trial.job.size
         self.last_change = time.monotonic()
-        text = getattr(event, "message", "")
+        text = event.message
         if isinstance(event, events.TrialFinished):
             self.finished += trial.job.size
             self.durations.append((time.monotonic() - trial.start) / trial.job.size)

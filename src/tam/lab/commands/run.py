@@ -32,8 +32,7 @@ from tam.lab.core.study import Study
 from tam.lab.core.toml import read_toml
 from tam.lab.data import default_folder, get_set
 from tam.lab.engines import torchrun
-from tam.lab.engines.events import RoundStarted
-from tam.lab.engines.job import RunLocation
+from tam.lab.engines.events import RoundStarted, RunLocation
 
 HELP = read_toml(Path(__file__).with_name("run.toml"))
 Names = list[str] | None

@@ -18,8 +18,7 @@ from tam.lab.core.registry import Experiment, get_experiment
 from tam.lab.core.results import load_results
 from tam.lab.core.selection import Selection, remember_selection, select_plans
 from tam.lab.engines import torchrun
-from tam.lab.engines.events import EventHandler, Notice, RoundStarted
-from tam.lab.engines.job import Job, RunLocation
+from tam.lab.engines.events import EventHandler, Job, Notice, RoundStarted, RunLocation
 from tam.lab.engines.local import LocalEngine
 
 POLL_SECONDS = 2.0  # between looks at trials another run works on

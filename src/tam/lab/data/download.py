@@ -30,7 +30,7 @@ def get(name: str, layout: Layout, folder: Path) -> None:
         raise DataError(f"{name}: {layout.how_to_get}")
     folder.mkdir(parents=True, exist_ok=True)
     for download in layout.downloads:
-        target = folder / download.name
+        target = folder / download.url.rsplit("/", 1)[-1]
         is_new = not target.is_file() or (download.md5 is not None and md5_of(target) != download.md5)
         if is_new:
             _fetch(name, download, target)

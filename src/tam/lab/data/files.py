@@ -1,15 +1,17 @@
-"""The files of data sets: where they are and whether they are complete."""
+"""The data sets that the lab knows: where their files are and whether they are complete."""
 
 from __future__ import annotations
 
 import hashlib
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tam.lab.core.errors import DataError
+from tam.lab.core.toml import read_toml
 
 
 @dataclass(frozen=True)
@@ -29,10 +31,6 @@ class Download:
     md5: str | None = None  # without one, the files in the archive are checked
     megabytes: float = 0.0  # about
 
-    @property
-    def name(self) -> str:
-        return self.url.rsplit("/", 1)[-1]
-
 
 @dataclass(frozen=True)
 class Layout:
@@ -46,13 +44,54 @@ class Layout:
         return [file.path for file in self.files if not (folder / file.path).exists()]
 
 
+@dataclass(frozen=True)
+class DataSet:
+    """A data set the lab knows."""
+
+    layouts: tuple[Layout, ...]  # in the order of preference; none if it is built in
+    classes: int  # of images that fit into memory, else 0
+
+    def presence(self, folder: Path) -> str:
+        """Return "present", "incomplete" or "missing". Contents are not checked."""
+        missing = [(len(layout.missing_files(folder)), len(layout.files)) for layout in self.layouts]
+        if not missing or min(missing)[0] == 0:
+            return "present"
+        return "incomplete" if any(count < files for count, files in missing) else "missing"
+
+    def megabytes(self) -> float:
+        """Return the size of the download, about. 0 if there is none."""
+        return sum(download.megabytes for layout in self.layouts[:1] for download in layout.downloads)
+
+
+def _make_layout(table: Mapping[str, Any]) -> Layout:
+    """Return a layout from its table in `sets.toml`."""
+    files = [File(**file) for file in table.get("files", ())] + [*map(File, table.get("folders", ()))]
+    downloads = tuple(Download(**download) for download in table.get("downloads", ()))
+    return Layout(tuple(files), downloads, table.get("how_to_get", ""))
+
+
+SETS: Mapping[str, DataSet] = {
+    name: DataSet(tuple(map(_make_layout, table.get("layouts", ()))), table.get("classes", 0))
+    for name, table in read_toml(Path(__file__).with_name("sets.toml")).items()
+}
+
+
+def get_set(name: str) -> DataSet:
+    if name not in SETS:
+        raise DataError(f"no data set {name!r}; there are {', '.join(SETS)}")
+    return SETS[name]
+
+
 def default_folder() -> Path:
     """Return the data folder that is used if none is named."""
     return Path(os.environ.get("TAM_DATA", Path.home() / ".cache" / "torque-aware-momentum"))
 
 
-def find(name: str, layouts: Sequence[Layout], folder: Path) -> Layout:
-    """Return the layout that is complete in the folder, the first if there are several."""
+def find(name: str, folder: Path) -> Layout:
+    """Return the layout of a data set that is complete in the folder, the first if there are several."""
+    layouts = get_set(name).layouts
+    if not layouts:
+        return Layout(())
     nearest = min(layouts, key=lambda layout: len(layout.missing_files(folder)) / len(layout.files))
     missing = nearest.missing_files(folder)
     if missing:

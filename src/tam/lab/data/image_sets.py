@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import pickle
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -11,54 +12,56 @@ import torch
 from torch import Tensor
 
 from tam.lab.core.errors import DataError
-from tam.lab.data.files import Download, File, Layout
+from tam.lab.data.files import File, Layout, find, get_set
 
 Pair = tuple[Tensor, Tensor]  # images uint8 [n, channels, height, width], labels int64 [n]
 
-_CIFAR = "https://www.cs.toronto.edu/~kriz/"
-_SVHN = "http://ufldl.stanford.edu/housenumbers/"
 _PIXELS = 3 * 32 * 32
-_BATCHES = {  # md5 of the binary and of the python version
-    "data_batch_1": ("5dd7e06a14cb22eb9f671a540d1b7c25", "c99cafc152244af753f735de768cd75f"),
-    "data_batch_2": ("5ea93a67294ea407fff1d09f752e9692", "d4bba439e000b95fd0a9bffe97cbabec"),
-    "data_batch_3": ("942cd6a4bcdd0dd3c604fbe906cb4421", "54ebc095f3ab1f0389bbae665268c751"),
-    "data_batch_4": ("ae636b3ba5c66a11e91e8cb52e771fcb", "634d18415352ddfa80567beed471001a"),
-    "data_batch_5": ("53f37980c15c3d472c316c40844f3f0d", "482c414d41f54cd18b22e5b47cb7c3cb"),
-    "test_batch": ("803d5f7f4d78ea53de84dbe85f74fb6d", "40351d587109b95175f43aff81a1287e"),
-}
-_MAT = {
-    "train_32x32.mat": "e26dedcc434d2e4c54c9b2d4a06d8373",
-    "test_32x32.mat": "eb5a983be6a315427106f1b164d9cef3",
-}
 
-BINARY_10 = Layout(
-    tuple(File(f"cifar-10-batches-bin/{name}.bin", md5, 10000 * (1 + _PIXELS))
-          for name, (md5, _) in _BATCHES.items()),
-    (Download(_CIFAR + "cifar-10-binary.tar.gz", "c32a1d4ab5d03f1284b67883e8d87530", 170),),
-)  # fmt: skip
-PYTHON_10 = Layout(
-    tuple(File(f"cifar-10-batches-py/{name}", md5) for name, (_, md5) in _BATCHES.items()),
-    (Download(_CIFAR + "cifar-10-python.tar.gz", "c58f30108f718f92721af3b95e74349a", 170),),
-)
-BINARY_100 = Layout(
-    (File("cifar-100-binary/train.bin", None, 50000 * (2 + _PIXELS)),
-     File("cifar-100-binary/test.bin", None, 10000 * (2 + _PIXELS))),
-    (Download(_CIFAR + "cifar-100-binary.tar.gz", "03b5dce01913d631647c71ecec9e9cb8", 169),),
-)  # fmt: skip
-PYTHON_100 = Layout(
-    (File("cifar-100-python/train", "16019d7e3df5f24257cddd939b257f8d"),
-     File("cifar-100-python/test", "f0ef6b0ae62326f3e7ffdfab6717acfc")),
-    (Download(_CIFAR + "cifar-100-python.tar.gz", "eb9058c3a382ffc7106e4002c42a8d85", 169),),
-)  # fmt: skip
-SVHN = Layout(
-    tuple(File(name, md5) for name, md5 in _MAT.items()),
-    tuple(Download(_SVHN + name, md5, 123) for name, md5 in _MAT.items()),  # on average
-)
+
+@dataclass(frozen=True)
+class ImageData:
+    """Images in memory."""
+
+    classes: int
+    train: Pair
+    test: Pair
+    mean: tuple[float, ...]  # per channel of the training images, pixels in [0, 1]
+    std: tuple[float, ...]
+
+
+def load(name: str, folder: Path) -> ImageData:
+    """Return a data set of images, in memory."""
+    classes, layout = get_set(name).classes, find(name, folder)
+    if name not in READERS:
+        raise DataError(f"{name} is not a set of images")
+    train, test = READERS[name](layout, folder)
+    for images, labels in (train, test):
+        if int(labels.min()) < 0 or int(labels.max()) >= classes or len(images) != len(labels):
+            raise DataError(f"{name}: labels are not those of {classes} classes")
+    return ImageData(classes, train, test, *moments(train[0]))
+
+
+def moments(images: Tensor) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return mean and standard deviation per channel, pixels in [0, 1], from the counts of the 256 values."""
+    values = torch.arange(256, dtype=torch.float64) / 255
+    mean, std = [], []
+    for channel in images.unbind(1):
+        share = torch.bincount(channel.reshape(-1), minlength=256).double() / channel.numel()
+        mean.append(float(share @ values))
+        std.append(float((share @ values.square() - mean[-1] ** 2).sqrt()))
+    return tuple(mean), tuple(std)
+
+
+def split(n: int, held_out: int, seed: int) -> Pair:
+    """Return indices of training and validation images. They are the same for every variant of a seed."""
+    order = torch.randperm(n, generator=torch.Generator().manual_seed(seed))
+    return order[: n - held_out], order[n - held_out :]
 
 
 def read_cifar(layout: Layout, folder: Path) -> tuple[Pair, Pair]:
     """Return the training and the test images, each with their labels."""
-    reader = _read_pickle if layout in (PYTHON_10, PYTHON_100) else _read_binary
+    reader = _read_binary if layout.files[0].path.endswith(".bin") else _read_pickle
     parts = [reader(folder / file.path, file) for file in layout.files]
     images, labels = zip(*parts, strict=True)
     return (torch.cat(images[:-1]), torch.cat(labels[:-1])), (images[-1], labels[-1])
@@ -107,3 +110,6 @@ def read_digits(layout: Layout, folder: Path) -> tuple[Pair, Pair]:
     images = torch.as_tensor(digits.images * 255 / 16).round().to(torch.uint8)
     images, labels = images[:, None].repeat(1, 3, 1, 1), torch.as_tensor(digits.target).long()
     return (images[:-360], labels[:-360]), (images[-360:], labels[-360:])
+
+
+READERS = {"cifar10": read_cifar, "cifar100": read_cifar, "svhn": read_svhn, "digits": read_digits}

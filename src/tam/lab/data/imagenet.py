@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -17,15 +17,8 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from tam.lab.core.errors import DataError
-from tam.lab.data import files
-from tam.lab.data.files import File, Layout
+from tam.lab.data.files import find
 
-LAYOUT = Layout(
-    (File("imagenet/train"), File("imagenet/val")),
-    how_to_get="ImageNet cannot be downloaded without an agreement with its owners, and its images have no "
-    "official checksums: put imagenet/train and imagenet/val into the data folder, each with one folder of "
-    "images per class",
-)
 SUFFIXES = (".jpeg", ".jpg", ".png")
 Box = tuple[float, float, float, float]  # left, top, right, bottom
 
@@ -35,15 +28,10 @@ class Folders(Dataset[tuple[Tensor, int]]):
 
     def __init__(self, folder: Path, split: str, size: int, draws: int | None = None) -> None:
         self.size, self.seed, self.epoch = size, draws, 0
-        files.find("imagenet", (LAYOUT,), folder)
+        find("imagenet", folder)
         root = folder / "imagenet" / split
         self.classes = sorted(path.name for path in root.iterdir() if path.is_dir())
-        self.files = [
-            (path, label) for label, name in enumerate(self.classes)
-            for path in sorted((root / name).iterdir()) if path.suffix.lower() in SUFFIXES
-        ]  # fmt: skip
-        if not self.files:
-            raise DataError(f"imagenet: {root.resolve()} has no images in folders of classes")
+        self.files = list_images(root, self.classes)
 
     def __len__(self) -> int:
         return len(self.files)
@@ -58,6 +46,17 @@ class Folders(Dataset[tuple[Tensor, int]]):
         pixels = read_image(path, self.size, lambda width, height: crop(width, height, generator))
         is_flipped = bool(torch.rand(1, generator=generator) < 0.5)
         return (pixels.flip(2).contiguous() if is_flipped else pixels), label
+
+
+def list_images(root: Path, classes: Sequence[str]) -> list[tuple[Path, int]]:
+    """Return the images in the folders of these classes, with their labels. Not all folders need exist."""
+    images = [
+        (path, label) for label, name in enumerate(classes) if (root / name).is_dir()
+        for path in sorted((root / name).iterdir()) if path.suffix.lower() in SUFFIXES
+    ]  # fmt: skip
+    if not images:
+        raise DataError(f"{root.resolve()} has no images in folders of classes")
+    return images
 
 
 def read_image(path: Path, size: int, box: Callable[[int, int], Box]) -> Tensor:

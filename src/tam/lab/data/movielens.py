@@ -10,16 +10,8 @@ import torch
 from torch import Tensor
 
 from tam.lab.core.errors import DataError
-from tam.lab.data.files import Download, File, Layout
 
-# The authors publish no md5 of the files in the archive: these are of the archive of September 2018.
-SMALL = Layout(
-    (
-        File("ml-latest-small/ratings.csv", "325a6f09399d1c45671f187505e1a100"),
-        File("ml-latest-small/movies.csv", "ed94fab72b62442ef8150d9446e000d6"),
-    ),
-    (Download("https://files.grouplens.org/datasets/movielens/ml-latest-small.zip", megabytes=1),),
-)
+FOLDER = "ml-latest-small"
 
 
 @dataclass(frozen=True)
@@ -40,8 +32,8 @@ class Ratings:
 
 def read(folder: Path) -> Ratings:
     """Return the ratings. Users and movies are numbered in the order of their ids."""
-    movies = _read_columns(folder / SMALL.files[1].path, ("movieId", "title", "genres"))
-    ratings = _read_columns(folder / SMALL.files[0].path, ("userId", "movieId", "rating"))
+    movies = _read_columns(folder / FOLDER / "movies.csv", ("movieId", "title", "genres"))
+    ratings = _read_columns(folder / FOLDER / "ratings.csv", ("userId", "movieId", "rating"))
     try:
         movie_numbers = {int(row[0]): i for i, row in enumerate(movies)}
         user_numbers = {user: i for i, user in enumerate(sorted({int(row[0]) for row in ratings}))}
@@ -49,7 +41,7 @@ def read(folder: Path) -> Ratings:
         rated_movies = torch.tensor([movie_numbers[int(row[1])] for row in ratings])
         values = torch.tensor([float(row[2]) for row in ratings])
     except (ValueError, KeyError) as error:
-        raise DataError(f"movielens: {folder / 'ml-latest-small'} does not hold ratings: {error}") from error
+        raise DataError(f"movielens: {folder / FOLDER} does not hold ratings: {error}") from error
     genre_lists = [row[2].split("|") for row in movies]
     names = sorted({name for genres in genre_lists for name in genres})
     genres = torch.tensor([[float(name in genres) for name in names] for genres in genre_lists])

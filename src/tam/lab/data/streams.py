@@ -16,16 +16,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from tam.lab.core.errors import DataError
 from tam.lab.data import find, load, split
-from tam.lab.data.imagenet import SUFFIXES, middle, read_image
+from tam.lab.data.imagenet import list_images, middle, read_image
 
 
 @dataclass(frozen=True)
 class Stream:
     """Experiences in order, with images for training, validation and test."""
 
-    name: str
     classes: int
     images: Tensor  # uint8, of all experiences
     labels: Tensor
@@ -51,7 +49,7 @@ def drifting(data: str, folder: Path, seed: int, experiences: int = 10) -> Strea
             images.append(drift(pair[0][rows], k / max(1, experiences - 1), seed, total + k))
             labels.append(pair[1][rows])
         total += experiences * size
-    return Stream(f"{data}, drifting", source.classes, torch.cat(images), torch.cat(labels), *parts)
+    return Stream(source.classes, torch.cat(images), torch.cat(labels), *parts)
 
 
 def drift(images: Tensor, how_far: float, seed: int, draw: int) -> Tensor:
@@ -79,35 +77,22 @@ def turn(degrees: float) -> Tensor:
     return (turned + (1 - math.cos(angle)) * torch.outer(axis, axis)).float()
 
 
-def check_clear(folder: Path) -> tuple[Path, Path]:
-    """Return the folders of training and test images."""
-    files = [folder / file.path for file in find("clear", folder).files]
-    return files[0].parent, files[-1].parent
-
-
 def clear(folder: Path, size: int, seed: int) -> Stream:
     """Return CLEAR-10 with the middle of every image. A fifth of each year's training images validates."""
-    roots = check_clear(folder)
-    names = sorted({path.name for path in roots[0].glob("*/*") if path.is_dir()})
-    images: list[Tensor] = []
-    labels: list[int] = []
-    parts: list[list[Tensor]] = [[], []]
-    for part, root in zip(parts, roots, strict=True):
-        for bucket in range(1, 11):
-            begin = len(labels)
-            for label, name in enumerate(names):
-                for path in sorted((root / str(bucket) / name).glob("*")):
-                    if path.suffix.lower() in SUFFIXES:
-                        images.append(read_image(path, size, middle))
-                        labels.append(label)
-            if len(labels) == begin:
-                raise DataError(f"clear: {root / str(bucket)} has no images in folders of classes")
-            part.append(torch.arange(begin, len(labels)))
+    years = [folder / file.path for file in find("clear", folder).files]  # ten for training, ten for the test
+    names = sorted({path.name for path in years[0].parent.glob("*/*") if path.is_dir()})
+    images: list[tuple[Path, int]] = []
+    parts: list[Tensor] = []
+    for year in years:
+        begin = len(images)
+        images += list_images(year, names)
+        parts.append(torch.arange(begin, len(images)))
     train, validation = [], []
-    least = min(len(rows) for rows in parts[0])  # all experiences have the same length
-    for rows in parts[0]:
+    least = min(map(len, parts[:10]))  # all experiences have the same length
+    for rows in parts[:10]:
         order = rows[torch.randperm(len(rows), generator=torch.Generator().manual_seed(seed))][:least]
         train.append(order[least // 5 :])
         validation.append(order[: least // 5])
-    stacked = torch.stack(images), torch.tensor(labels)
-    return Stream("CLEAR-10", len(names), *stacked, train, validation, parts[1])
+    pixels = torch.stack([read_image(path, size, middle) for path, _ in images])
+    labels = torch.tensor([label for _, label in images])
+    return Stream(len(names), pixels, labels, train, validation, parts[10:])

@@ -8,23 +8,20 @@ from pathlib import Path
 import torch
 
 from tam.lab.core.errors import DataError
-from tam.lab.data.files import Download, File, Layout, find
+from tam.lab.data.files import find
 
-PARTS = ("train", "valid", "test")
-TEXTS = {
-    "wikitext-2": Layout(
-        tuple(File(f"wikitext-2/wiki.{part}.tokens") for part in PARTS),
-        (Download("https://s3.amazonaws.com/research.metamind.io/wikitext/wikitext-2-v1.zip", megabytes=4),),
-    )
-}
+PARTS = {"train": 400, "valid": 60, "test": 60}  # and the lines of each in the generated text
+TEXTS = ("wikitext-2", "generated")
 
 
 def read(name: str, folder: Path) -> dict[str, list[str]]:
     """Return the lines of each part, including empty ones."""
+    if name not in TEXTS:
+        raise DataError(f"no text {name!r}; there are {', '.join(TEXTS)}")
     if name == "generated":
-        return {part: generate(lines, seed) for seed, (part, lines) in enumerate(LINES.items())}
+        return {part: generate(lines, seed) for seed, (part, lines) in enumerate(PARTS.items())}
     lines_by_part = {}
-    for part, file in zip(PARTS, TEXTS[name].files, strict=True):
+    for part, file in zip(PARTS, find(name, folder).files, strict=True):
         path = folder / file.path
         try:
             text = path.read_text(encoding="utf-8")
@@ -37,7 +34,6 @@ def read(name: str, folder: Path) -> dict[str, list[str]]:
     return lines_by_part
 
 
-LINES = {"train": 400, "valid": 60, "test": 60}
 WORDS = [
     *("the", "a", "one", "no", "every", "small", "large", "old", "new", "red", "green"),
     *("river", "stone", "tree", "bird", "house", "road", "wind", "light"),
@@ -56,15 +52,6 @@ def generate(lines: int, seed: int) -> list[str]:
             words.append((words[-1] * 7 + jump) % len(WORDS))
         sentences.append(" ".join(WORDS[i] for i in words) + " .")
     return sentences
-
-
-def check(name: str, folder: Path) -> dict[str, list[str]]:
-    """Return the lines of each part. Raise an error if the text is missing, empty or not text."""
-    if name != "generated":
-        if name not in TEXTS:
-            raise DataError(f"no text {name!r}; there are {', '.join((*TEXTS, 'generated'))}")
-        find(name, (TEXTS[name],), folder)
-    return read(name, folder)
 
 
 def words_of(parts: Sequence[Sequence[str]]) -> list[str]:

@@ -1,14 +1,53 @@
-"""What happens in a run: engines and the runner report it, a display shows it."""
+"""What an engine runs, where, and what happens: engines and the runner report it, a display shows it."""
 
 from __future__ import annotations
 
 import traceback
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
 
+from tam.lab.core.config import TrialConfig
 from tam.lab.core.errors import LabError
-from tam.lab.engines.job import Job
+from tam.lab.core.store import TrialFolder
+
+
+@dataclass(frozen=True)
+class RunLocation:
+    """Where trials run and where their files are."""
+
+    root: Path
+    data: Path
+    device: str = "cpu"
+    trials_per_process: int = 1  # side by side
+    save_every: float = 60.0  # seconds between checkpoints
+
+
+@dataclass(frozen=True)
+class Job:
+    """A trial to run."""
+
+    experiment: str
+    config: TrialConfig
+    label: str = ""  # for people
+    others: tuple[TrialConfig, ...] = ()  # trials that run in the same program
+
+    @property
+    def key(self) -> str:
+        return self.config.key
+
+    @property
+    def size(self) -> int:
+        """The number of trials."""
+        return 1 + len(self.others)
+
+    def is_busy(self, root: Path) -> bool:
+        """Return whether a process works on one of its trials."""
+        return any(folder.busy() for folder in self.folders(root))
+
+    def folders(self, root: Path) -> list[TrialFolder]:
+        """Return its own folder and those of the others."""
+        return [TrialFolder(root, config) for config in (self.config, *self.others)]
 
 
 @dataclass(frozen=True)
@@ -46,32 +85,26 @@ class EpochEnded(TrialEvent):
     epochs: int
     metrics: Mapping[str, float]
 
-    @classmethod
-    def from_progress(cls, job: Job, progress: Any) -> EpochEnded:
-        """Return the event for a trial's Progress."""
-        return cls(job, progress.epoch, progress.epochs, progress.metrics)
 
-
+@dataclass(frozen=True)
 class TrialEnded(TrialEvent):
     """The base of events after which this run does not work on the trial."""
+
+    message: str = ""
 
 
 class TrialFinished(TrialEnded):
     """The trial has a result."""
 
 
-@dataclass(frozen=True)
 class TrialBusy(TrialEnded):
     """Another run works on the trial."""
-
-    message: str
 
 
 @dataclass(frozen=True)
 class TrialFailed(TrialEnded):
     """The trial has no result."""
 
-    message: str
     stops_run: bool = False
 
     @classmethod

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import queue
 import signal
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from multiprocessing.connection import Connection, wait
@@ -17,8 +17,7 @@ from typing import Any
 import torch
 
 from tam.lab.core.errors import LabError
-from tam.lab.engines.events import EventHandler, TrialEnded, TrialEvent, TrialFailed
-from tam.lab.engines.job import Job, RunLocation
+from tam.lab.engines.events import EventHandler, Job, RunLocation, TrialEnded, TrialEvent, TrialFailed
 from tam.lab.engines.worker import ATTEMPTS, run_jobs
 
 SHUTDOWN_SECONDS = 10.0  # that processes have to end when they are asked to
@@ -36,7 +35,7 @@ class LocalEngine:
         self.processes: dict[int, Any] = {}  # by number
         self.pipes: dict[int, Connection] = {}
         self.running: dict[int, dict[str, Job]] = {}  # by number and key
-        self.death_counts: dict[str, int] = {}  # of processes, by the key of a trial
+        self.death_counts: Counter[str] = Counter()  # of processes, by the key of a trial
         self.failures: list[str] = []
 
     def __enter__(self) -> LocalEngine:
@@ -67,9 +66,8 @@ class LocalEngine:
     def run(self, jobs: Sequence[Job]) -> None:
         """Run all jobs. Raises LabError if some failed."""
         waiting = list(reversed(jobs))
-        for number in range(min(self.workers, len(jobs))):
-            if number not in self.processes:
-                self._start_process(number)
+        for number in range(len(self.processes), min(self.workers, len(jobs))):
+            self._start_process(number)
         self._assign_jobs(waiting)
         while any(self.running.values()):
             ready = wait(list(self.pipes.values()))
@@ -118,7 +116,7 @@ class LocalEngine:
         process.kill()
         process.join()
         for key, job in list(self.running[number].items()):
-            self.death_counts[key] = self.death_counts.get(key, 0) + 1
+            self.death_counts[key] += 1
             if self.death_counts[key] < ATTEMPTS:
                 waiting.append(job)
             else:
@@ -150,10 +148,8 @@ def _run_worker(location: RunLocation, pipe: Connection) -> None:
             parent.join()
             os._exit(1)
 
-    def next_job(waits: bool) -> Job | None:
-        if not waits and not pipe.poll():
-            raise queue.Empty
-        job: Job | None = pipe.recv()
+    def next_job(waits: bool) -> Job | None:  # the parent sends None only when no trial is left here
+        job: Job | None = pipe.recv() if waits or pipe.poll() else None
         return job
 
     threading.Thread(target=exit_with_parent, daemon=True).start()

@@ -16,11 +16,13 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+import torch
+
 from tam.lab.core.errors import LabError
 from tam.lab.core.store import parse_rows
-from tam.lab.engines.events import EpochEnded, EventHandler, TrialBusy, TrialEvent, TrialFailed
-from tam.lab.engines.job import Job, RunLocation
-from tam.lab.engines.worker import ATTEMPTS, run_jobs
+from tam.lab.engines import events
+from tam.lab.engines.events import EventHandler, Job, RunLocation
+from tam.lab.engines.worker import ATTEMPTS, configure_torch, run_trial
 
 POLL_SECONDS = 0.5
 
@@ -71,9 +73,9 @@ class RayEngine:
                     ending = self.ray.get(reference)
                 except self.ray.exceptions.RayError as error:
                     message = f"trial {job.key}: {type(error).__name__} after {ATTEMPTS} attempts: {error}"
-                    ending = TrialFailed(job, message)
+                    ending = events.TrialFailed(job, message)
                 self.on_event(ending)
-                if isinstance(ending, TrialFailed):
+                if isinstance(ending, events.TrialFailed):
                     failures.append(ending.message)
                     if ending.stops_run:
                         raise LabError(ending.message)
@@ -90,7 +92,7 @@ class JobMonitor:
         self.offsets = dict.fromkeys(paths, 0)
         self.rows: dict[Path, dict[int, dict[str, Any]]] = {path: {} for path in paths}  # by epoch
 
-    def new_event(self) -> EpochEnded | None:
+    def new_event(self) -> events.EpochEnded | None:
         """Return the last epoch that all trials of the job have ended, if it was not returned before."""
         first, *others = self.rows
         epoch = self._read_last_epoch(first)
@@ -103,7 +105,7 @@ class JobMonitor:
         # SGD has no alignment.
         names = [name for name in rows[0] if all(isinstance(row.get(name), int | float) for row in rows)]
         means = {name: mean(row[name] for row in rows) for name in names}
-        return EpochEnded(self.job, epoch, self.job.config.epochs, means)
+        return events.EpochEnded(self.job, epoch, self.job.config.epochs, means)
 
     def _read_last_epoch(self, path: Path) -> int:
         # A damaged file is not reported: the task writes it anew from its checkpoint, or fails.
@@ -118,17 +120,18 @@ class JobMonitor:
         return max(self.rows[path], default=0)
 
 
-def _run_task(location: RunLocation, job: Job) -> TrialEvent:
+def _run_task(location: RunLocation, job: Job) -> events.TrialEvent:
     """Run a trial in a process of Ray's, which sees the GPU it may use. Return the last event."""
     device = "cuda" if location.device.startswith("cuda") else location.device
     location = replace(location, device=device, trials_per_process=1)
-    events: list[Any] = []
+    configure_torch(torch.device(device))
+    reported: list[Any] = []
     for attempt in range(ATTEMPTS):
         if attempt:
             time.sleep(2.0)  # the process that was lost may still hold it
-        jobs = iter([job, None])
-        run_jobs(location, lambda _, jobs=jobs: next(jobs), events.append)  # type: ignore[misc]
-        if not isinstance(events[-1], TrialBusy):
+        for _ in run_trial(job, location, reported.append):
+            pass
+        if not isinstance(reported[-1], events.TrialBusy):
             break
-    ending: TrialEvent = events[-1]
+    ending: events.TrialEvent = reported[-1]
     return ending

@@ -11,12 +11,12 @@ from contextlib import nullcontext
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from tam.lab.core.errors import LabError
 from tam.lab.core.registry import get_experiment
 from tam.lab.engines import events
-from tam.lab.engines.events import EventHandler
-from tam.lab.engines.job import Job, RunLocation
+from tam.lab.engines.events import EventHandler, Job, RunLocation
 from tam.lab.engines.worker import configure_torch
 
 PATIENCE = 30.0  # seconds: loaders of a run that was killed end a little later, and hold its lock
@@ -60,7 +60,7 @@ class TorchrunEngine:
         (folder,) = job.folders(self.location.root)
         folder.writes = dist.get_rank() == 0
         on_event = self.on_event if folder.writes else lambda event: None
-        folder.report_progress = lambda progress: on_event(events.EpochEnded.from_progress(job, progress))
+        folder.report_progress = lambda progress: on_event(events.EpochEnded(job, **vars(progress)))
         dist.barrier()  # the results of the trial before this one are there
         with folder.at_work(PATIENCE) if folder.writes else nullcontext():
             dist.barrier()
@@ -75,3 +75,36 @@ class TorchrunEngine:
             except Exception as error:
                 raise LabError(events.TrialFailed.from_error(job, error).message) from error
         on_event(events.TrialFinished(job))
+
+
+class Ranks:
+    """This process among those that a trial runs on: one, or those of a torchrun job."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device, many = device, dist.is_available() and dist.is_initialized()
+        self.rank, self.count = (dist.get_rank(), dist.get_world_size()) if many else (0, 1)
+
+    def add(self, *values: float | Tensor) -> list[float]:
+        """Return the sum of each value over all ranks."""
+        sums = torch.stack([torch.as_tensor(v, dtype=torch.float64, device=self.device) for v in values])
+        if self.count > 1:
+            dist.all_reduce(sums)
+        return list(map(float, sums))
+
+    def gather(self, x: Tensor) -> Tensor:
+        """Return the tensors of all ranks, stacked in the order of ranks."""
+        tensors = [x]
+        if self.count > 1:
+            tensors = [torch.empty_like(x) for _ in range(self.count)]
+            dist.all_gather(tensors, x)
+        return torch.stack(tensors)
+
+    def share(self, x: Tensor) -> None:
+        """Overwrite a tensor with that of rank 0."""
+        if self.count > 1:
+            dist.broadcast(x, 0)
+
+    def wait(self) -> None:
+        """Wait for all ranks."""
+        if self.count > 1:
+            dist.barrier()

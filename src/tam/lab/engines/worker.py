@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import queue
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, nullcontext
 from typing import Any
@@ -13,61 +12,56 @@ import torch
 from tam.lab.core.errors import BusyError
 from tam.lab.core.registry import get_experiment
 from tam.lab.engines import events
-from tam.lab.engines.events import EventHandler
-from tam.lab.engines.job import Job, RunLocation
+from tam.lab.engines.events import EventHandler, Job, RunLocation
 
 ATTEMPTS = 3  # of a trial whose process dies
+END = object()  # of a trial's steps
 
 
-class RunningTrial:
-    """A trial whose locks this process holds, with a stream of its own on a GPU."""
+def run_trial(job: Job, location: RunLocation, on_event: EventHandler) -> Iterator[bool]:
+    """Run a job and report how it goes. Yield True after every step.
 
-    def __init__(self, job: Job, location: RunLocation, device: torch.device, on_event: EventHandler) -> None:
-        self.job, self.on_event, self.locks = job, on_event, ExitStack()
-        self.stream: Any = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
-        self.steps: Iterator[Any] = iter(())
-        folders = job.folders(location.root)
-        try:
-            for folder in folders:
-                folder.trials_together = location.trials_per_process
-                folder.report_progress = self._report_epoch
-                self.locks.enter_context(folder.at_work())
-            # Another process may have finished some.
-            pairs = zip((job.config, *job.others), folders, strict=True)
-            unfinished = [(config, folder) for config, folder in pairs if folder.read_result() is None]
+    Its folders are locked until it ends. On a GPU it has its own stream.
+    """
+    device, has_begun = torch.device(location.device), False
+    ending: events.TrialEnded = events.TrialFinished(job)
+
+    def report_epoch(progress: Any) -> None:
+        on_event(events.EpochEnded(job, **vars(progress)))
+
+    try:
+        with ExitStack() as locks:
+            stream: Any = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+            unfinished = []
+            for config, folder in zip((job.config, *job.others), job.folders(location.root), strict=True):
+                folder.trials_together, folder.report_progress = location.trials_per_process, report_epoch
+                locks.enter_context(folder.at_work())
+                if folder.read_result() is None:  # another process may have finished it
+                    unfinished.append((config, folder))
+            steps: Iterator[Any] = iter(())
             experiment, more = get_experiment(job.experiment), (location.data, device, location.save_every)
             if unfinished and experiment.population is not None:
-                self.steps = experiment.population.run(*zip(*unfinished, strict=True), *more)
+                steps = experiment.population.run(*zip(*unfinished, strict=True), *more)
             elif unfinished:
-                self.steps = experiment.run(*unfinished[0], *more)
+                steps = experiment.run(*unfinished[0], *more)
             if unfinished:
                 on_event(events.TrialStarted(job))
-        except BaseException:
-            self.locks.close()
-            raise
-
-    def advance(self) -> bool:
-        """Run the next step. Return False if the trial has ended; its locks are released then."""
-        ending: events.TrialFinished | events.TrialFailed
-        try:
-            with nullcontext() if self.stream is None else torch.cuda.stream(self.stream):
-                progress = next(self.steps)
-        except StopIteration:
-            ending = events.TrialFinished(self.job)
-        except Exception as error:
-            if "CUDA error" in str(error):
-                raise  # the process can do no more on that device: another one takes over
-            ending = events.TrialFailed.from_error(self.job, error)
-        else:
-            if progress is not None:
-                self._report_epoch(progress)
-            return True
-        self.locks.close()
-        self.on_event(ending)
-        return False
-
-    def _report_epoch(self, progress: Any) -> None:
-        self.on_event(events.EpochEnded.from_progress(self.job, progress))
+            has_begun = True
+            while True:
+                with nullcontext() if stream is None else torch.cuda.stream(stream):
+                    progress = next(steps, END)
+                if progress is END:
+                    break
+                if progress is not None:
+                    report_epoch(progress)
+                yield True
+    except BusyError as error:
+        ending = events.TrialBusy(job, str(error))
+    except Exception as error:
+        if has_begun and "CUDA error" in str(error):
+            raise  # the process can do no more on that device: another one takes over
+        ending = events.TrialFailed.from_error(job, error)
+    on_event(ending)
 
 
 def configure_torch(device: torch.device) -> None:
@@ -93,27 +87,16 @@ def configure_torch(device: torch.device) -> None:
 
 
 def run_jobs(location: RunLocation, next_job: Callable[[bool], Job | None], on_event: EventHandler) -> None:
-    """Run jobs until `next_job` returns None, `location.trials_per_process` at a time, in turns.
+    """Run jobs until there are no more, `location.trials_per_process` at a time, in turns.
 
-    `next_job(True)` waits for a job. `next_job(False)` raises queue.Empty if there is none now.
+    `next_job(True)` waits for a job and returns None if no more will come. `next_job(False)` returns None if
+    there is none now.
     """
-    device = torch.device(location.device)
-    configure_torch(device)
-    running: list[RunningTrial] = []
-    expects_more = True
-    while expects_more or running:
-        while expects_more and len(running) < location.trials_per_process:
-            try:
-                job = next_job(not running)
-            except queue.Empty:
-                break
-            if job is None:
-                expects_more = False
-                break
-            try:
-                running.append(RunningTrial(job, location, device, on_event))
-            except BusyError as error:
-                on_event(events.TrialBusy(job, str(error)))
-            except Exception as error:
-                on_event(events.TrialFailed.from_error(job, error))
-        running = [trial for trial in running if trial.advance()]
+    configure_torch(torch.device(location.device))
+    running: list[Iterator[bool]] = []
+    while True:
+        while len(running) < location.trials_per_process and (job := next_job(not running)) is not None:
+            running.append(run_trial(job, location, on_event))
+        if not running:
+            return
+        running = [trial for trial in running if next(trial, False)]

@@ -1,4 +1,4 @@
-"""Steps and epochs: what a step records, then metrics, checkpoints and progress, up to the result."""
+"""Steps and epochs: a control's s, what a step records, metrics, checkpoints, progress and the result."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from tam.lab.core.alignment import read_alignment
 from tam.lab.core.config import TrialConfig, effective_settings
 from tam.lab.core.errors import LabError
 from tam.lab.core.store import ALIGNMENT_FILE, TrialFolder
-from tam.lab.training.damping_control import check_source_length
 from tam.lab.training.factory import load_optimizer
 from tam.optimizers.base import make_state
 from tam.optimizers.torque import TorqueOptimizer
@@ -30,6 +30,35 @@ class Progress:
     epoch: int
     epochs: int
     metrics: dict[str, Any]
+
+
+def load_source_alignment(config: TrialConfig, folder: TrialFolder) -> Tensor | None:
+    """Return the s of every step that a control takes over. None if the trial is no control.
+
+    A trial whose optimizer has an alignment s leaves the s of every step in `alignment.pt`. A control is TAM
+    with the damping of that trial: constant at its mean, shuffled, or in order. With "mean" and "shuffled"
+    the source is the same variant with the same seed. With "another" it has another seed: the same schedule
+    of d without feedback.
+    """
+    if config.damping is None:
+        return None
+    path = folder.path.parent / str(config.damping_of) / ALIGNMENT_FILE
+    if not path.exists():
+        source = config.damping_of
+        raise LabError(f"{path} is missing: this control needs the alignment of the trial {source}")
+    alignment = read_alignment(path)
+    if config.damping == "mean":
+        return torch.full_like(alignment, float(alignment.double().mean()))
+    if config.damping == "shuffled":
+        generator = torch.Generator().manual_seed(config.seed)
+        return alignment[torch.randperm(len(alignment), generator=generator)]
+    return alignment
+
+
+def check_source_length(source: Tensor | None, steps: int) -> None:
+    """Raise LabError if a control's source has another number of steps."""
+    if source is not None and len(source) != steps:
+        raise LabError(f"the trial whose damping this control uses has {len(source)} steps, not {steps}")
 
 
 class StepRecorder:

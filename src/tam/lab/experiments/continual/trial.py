@@ -26,9 +26,8 @@ from tam.lab.data import files, find, moments, streams
 from tam.lab.models import get_model
 from tam.lab.training.augmentation import BatchDraws, augment, normalize, per_channel
 from tam.lab.training.cuda_graph import CapturedStep
-from tam.lab.training.damping_control import load_source_alignment
 from tam.lab.training.factory import make_network, make_optimizer
-from tam.lab.training.loop import NetworkLearner, StepRecorder, train_network
+from tam.lab.training.loop import NetworkLearner, StepRecorder, load_source_alignment, train_network
 from tam.lab.training.metrics import autocast, classifier_result, count_correct
 
 TEMPERATURE = 2.0  # of the outputs that LwF compares
@@ -60,10 +59,7 @@ class Config(TrialConfig):
 
 def check(config: Config, data_folder: Path) -> None:
     """Raise LabError if the images of a trial are missing."""
-    if config.stream == "clear":
-        streams.check_clear(data_folder)
-    else:
-        files.check(config.stream, find(config.stream, data_folder), data_folder)
+    files.check(config.stream, find(config.stream, data_folder), data_folder)
 
 
 @cache

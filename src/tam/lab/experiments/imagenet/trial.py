@@ -22,12 +22,11 @@ from tam.lab.core.config import TrialConfig
 from tam.lab.core.errors import LabError
 from tam.lab.core.store import TrialFolder
 from tam.lab.data.imagenet import Folders, generate
-from tam.lab.engines.ranks import Ranks
+from tam.lab.engines.torchrun import Ranks
 from tam.lab.models import get_model
 from tam.lab.training.augmentation import normalize, per_channel
-from tam.lab.training.damping_control import load_source_alignment
 from tam.lab.training.factory import make_optimizer
-from tam.lab.training.loop import NetworkLearner, StepRecorder, train_network
+from tam.lab.training.loop import NetworkLearner, StepRecorder, load_source_alignment, train_network
 from tam.lab.training.metrics import autocast, classifier_metrics, classifier_result, count_correct, grad_norm
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's channels

@@ -28,9 +28,8 @@ from tam.lab.data import ImageData, files, find, load, split
 from tam.lab.models import get_model
 from tam.lab.training.augmentation import BatchDraws, augment, normalize, per_channel
 from tam.lab.training.cuda_graph import CapturedStep
-from tam.lab.training.damping_control import load_source_alignment
 from tam.lab.training.factory import make_network, make_optimizer
-from tam.lab.training.loop import NetworkLearner, StepRecorder, train_network
+from tam.lab.training.loop import NetworkLearner, StepRecorder, load_source_alignment, train_network
 from tam.lab.training.metrics import autocast, classifier_metrics, classifier_result, count_correct, grad_norm
 
 STEPS_BEFORE_SWITCH = 10  # whose mean update norm the first step after a switch is compared with

@@ -23,15 +23,14 @@ from tam.lab.core.config import TrialConfig, effective_settings
 from tam.lab.core.errors import LabError
 from tam.lab.core.store import TrialFolder, digest_of, digest_of_folder, remove_path
 from tam.lab.data import text
-from tam.lab.engines.ranks import Ranks
+from tam.lab.engines.torchrun import Ranks
 from tam.lab.experiments.llm import checkpoints, tokens
 from tam.lab.experiments.llm.masked import BackwardPass, MaskedLoss, compile_layers
 from tam.lab.experiments.llm.mteb import scoring, tasks
 from tam.lab.models import count_parameters, language
 from tam.lab.models.language import locate_model, transformers
-from tam.lab.training.damping_control import load_source_alignment
 from tam.lab.training.factory import make_optimizer
-from tam.lab.training.loop import Progress, StepRecorder
+from tam.lab.training.loop import Progress, StepRecorder, load_source_alignment
 
 EVALUATION_BATCH = 32  # blocks
 CLOCK_STEPS = 20  # from one look at the clock to the next: ranks must agree on it
@@ -57,7 +56,7 @@ def check(config: Config, data_folder: Path) -> None:
     """Raise an error if the model, the text or the tasks are missing."""
     if config.model is None or (config.model != language.TINY and "#" not in config.model):
         language.check_block_length(locate_model(config.model, Path()), config.block)
-    for part, lines in text.check(config.data, data_folder).items():
+    for part, lines in text.read(config.data, data_folder).items():
         # The number of tokens is not known before a trial has its tokenizer.
         count = tokens.max_token_count(lines)
         tokens.check_token_count(f"{config.data}, {part}", count, part, config.block, config.batch)

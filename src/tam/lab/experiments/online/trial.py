@@ -21,8 +21,7 @@ from tam.lab.core.alignment import keep_levels
 from tam.lab.core.store import TrialFolder
 from tam.lab.data import files, find
 from tam.lab.experiments.online.population import Config, Population
-from tam.lab.training.damping_control import check_source_length, load_source_alignment
-from tam.lab.training.loop import Progress
+from tam.lab.training.loop import Progress, check_source_length, load_source_alignment
 
 
 def kind_of(config: Config) -> str:
