@@ -7,6 +7,8 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+import numpy as np
+
 from tam.lab.core import controls, presets
 from tam.lab.core.plan import Outcome, Plan
 from tam.lab.core.registry import Experiment, ReportExtras
@@ -66,9 +68,7 @@ def mean_matrices(plan: Plan) -> dict[str, list[list[float]]]:
     for outcome in plan.outcomes():
         by_seed = [result["matrix"] for result in complete_results(outcome)]
         if by_seed and outcome.variant.name not in duplicates:
-            matrices[outcome.variant.name] = [
-                [mean(cells) for cells in zip(*rows, strict=True)] for rows in zip(*by_seed, strict=True)
-            ]
+            matrices[outcome.variant.name] = np.mean(by_seed, axis=0).tolist()
     return matrices
 
 
@@ -98,8 +98,8 @@ def forgetting_lines(plan: Plan) -> list[str]:
     for outcome in plan.outcomes():
         results = complete_results(outcome)
         if results:
-            final = zip(*(result["matrix"][-1] for result in results), strict=True)
-            accuracies = ", ".join(f"{mean(column):.1f}" for column in final)
+            final = np.mean([result["matrix"][-1] for result in results], axis=0)
+            accuracies = ", ".join(f"{accuracy:.1f}" for accuracy in final)
             forgetting = mean(result["forgetting"] for result in results)
             text = f"forgetting {forgetting:.2f} points (n = {len(results)}); after the last experience"
             lines.append(f"{outcome.variant.name}: {text} {accuracies}.")
@@ -120,11 +120,7 @@ EXPERIMENT = Experiment(
         "quick": tuple(replace(one, seeds=(0,)) for one in DRIFTING),
         "smoke": tuple(map(smoke, METHODS)),
     },
-    curves=(
-        Curve("average", "Mean accuracy on the experiences so far", "accuracy (%)", by="experience"),
-        Curve("loss", "Training loss", "loss", log=True, by="experience"),
-        Curve("alignment", "Alignment s", "s", by="experience"),
-    ),
+    curves=tuple(Curve(**curve) for curve in NOTES["curves"]),
     metrics=(Metric("loss", ".3f", False), Metric("average", ".2f", True), Metric("alignment", "+.3f")),
     extras=ReportExtras(figures=final_accuracy_chart, lines=forgetting_lines, tables=accuracy_tables),
 )  # fmt: skip

@@ -87,11 +87,7 @@ EXPERIMENT = Experiment(
         "smoke": (smoke(),),
     },
     choices=NOTES["choices"],
-    curves=(
-        Curve("rmse", "Validation RMSE", "RMSE"),
-        Curve("loss", "Training loss", "mean square error", log=True),
-        Curve("alignment", "Alignment s", "s"), Curve("grad_norm", "Gradient norm", "|g|", log=True),
-    ),
+    curves=tuple(Curve(**curve) for curve in NOTES["curves"]),
     metrics=(Metric("loss"), Metric("rmse", ".4f", higher_is_better=False), Metric("alignment", "+.3f")),
     options=(
         RunOption(name="encoder", help="A sentence encoder that embeds the movies' titles.",

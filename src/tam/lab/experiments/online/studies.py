@@ -1,9 +1,4 @@
-"""Online learning under label flips (the paper's section 4.3): does momentum help where tasks change?
-
-The paper shows curves without figures. It says that TAM is like SGDM at 40%, and that it is better than SGDM
-and SGD at 80% and 100% with 2 hidden layers; with 4 that at 80% and 100% TAM is like SGD, both better than
-SGDM.
-"""
+"""Online learning under label flips (the paper's section 4.3): does momentum help where tasks change?"""
 
 from __future__ import annotations
 
@@ -117,11 +112,7 @@ EXPERIMENT = Experiment(
         "smoke": smoke(),
     },
     choices=NOTES["choices"],
-    curves=(
-        Curve("online", "Online accuracy", "accuracy (%)", by="task"),
-        Curve("first", "Online accuracy, first pass", "accuracy (%)", by="task"),
-        Curve("alignment", "Alignment s", "s, task mean", by="task"),
-    ),
+    curves=tuple(Curve(**curve) for curve in NOTES["curves"]),
     metrics=(Metric("online", ".2f", higher_is_better=True), Metric("alignment", "+.3f")),
     check=trial.check, claims=(12, 13, 14),
     population=Population(trial.run_together, trial.kind_of), extras=ReportExtras(lines=plasticity_lines),

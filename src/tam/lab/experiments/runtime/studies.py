@@ -64,9 +64,7 @@ EXPERIMENT = Experiment(
         "smoke": (replace(study(2, 16, "tiny-bert", rounds=2), seeds=(0, 1), paper={}, small=True),),
     },
     choices=NOTES["choices"],
-    curves=(
-        Curve("own", "Time of a step", "ms", by="round"), Curve("ratio", "To AdamW", "ratio", by="round"),
-    ),
+    curves=tuple(Curve(**curve) for curve in NOTES["curves"]),
     metrics=(Metric("ratio", higher_is_better=False),),
     claims=(11,), runs_alone=True, extras=ReportExtras(lines=lines),
 )  # fmt: skip

@@ -93,11 +93,7 @@ EXPERIMENT = Experiment(
         ),
     },
     choices=NOTES["choices"],
-    curves=(
-        Curve("loss", "Loss", "loss", log=True, by="step"),
-        Curve("alignment", "Alignment s", "s", by="step"),
-        Curve("grad_norm", "Gradient norm", "|g|", log=True, by="step"),
-    ),
+    curves=tuple(Curve(**curve) for curve in NOTES["curves"]),
     metrics=(Metric("loss"), Metric("alignment", "+.3f")),
     needs_gpu=False, extras=ReportExtras(figures=figures),
 )  # fmt: skip

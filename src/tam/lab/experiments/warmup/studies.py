@@ -1,9 +1,4 @@
-"""Warm-up with TAM and mode connectivity (the paper's section 4.4), ResNet18 on CIFAR-10 at a fixed lr.
-
-The paper shows curves: validation accuracy is higher with a warm-up by TAM than with SGDM; a jump of the
-gradient norm comes 5 to 10 epochs later with TAM; the maximum loss barrier falls until epoch 50, then rises,
-and is lower with TAM.
-"""
+"""Warm-up with TAM and mode connectivity (the paper's section 4.4), ResNet18 on CIFAR-10 at a fixed lr."""
 
 from __future__ import annotations
 
