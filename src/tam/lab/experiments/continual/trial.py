@@ -35,10 +35,7 @@ TEMPERATURE = 2.0  # of the outputs that LwF compares
 
 @dataclass(frozen=True, kw_only=True)
 class Config(TrialConfig):
-    """Everything that determines a trial."""
-
     unit: ClassVar[str] = "experience"
-
     stream: str  # "clear", or a data set that drifts
     model: str
     method: str = "naive"  # or "lwf"
@@ -95,8 +92,7 @@ class Learner(NetworkLearner):
         if self.steps == 0:
             raise LabError(f"{size} images make no batch of {config.batch}")
         self.draws = BatchDraws(size, config.batch, self.images.shape[2], device)
-        classes, checkpoint = self.stream.classes, config.checkpoint
-        self.model = make_network(config.model, classes, config.seed, checkpoint, device)
+        self.model = make_network(config.model, self.stream.classes, config.seed, config.checkpoint, device)
         self.old_model: nn.Module | None = None  # from before the experience, for LwF
         first_images = self.stream.images[self.stream.train[0]]  # later ones are not known at the start
         self.mean, self.std = (per_channel(values, device) for values in moments(first_images))
@@ -154,19 +150,15 @@ class Learner(NetworkLearner):
 
     def result(self, metrics: list[dict[str, Any]]) -> dict[str, Any]:
         matrix = [row["accuracies"] for row in metrics]
-        figures = {"average": average_accuracy(matrix), "forgetting": forgetting(matrix), "matrix": matrix}
+        figures = {"average": mean(matrix[-1]), "forgetting": forgetting(matrix), "matrix": matrix}
         return {**figures, **classifier_result(metrics[-1], self.model)}
-
-
-def average_accuracy(matrix: Sequence[Sequence[float]]) -> float:
-    """Return the mean accuracy on all experiences after the last. A row is the state after an experience."""
-    return mean(matrix[-1])
 
 
 def forgetting(matrix: Sequence[Sequence[float]]) -> float:
     """Return how far accuracy fell from its best since an experience was learned: the mean of all but one.
 
-    Chaudhry et al. (2018) also count accuracies from before an experience was learned.
+    Row i has the accuracies after experience i. Chaudhry et al. (2018) also count those from before an
+    experience was learned.
     """
     last = len(matrix) - 1
     if last == 0:

@@ -3,33 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from tam.lab.core import controls, presets
 from tam.lab.core.registry import Experiment, RunOption
 from tam.lab.core.study import Curve, Metric, Study, Variant
+from tam.lab.core.toml import read_toml
 from tam.lab.experiments.graph import trial
 
-CHOICES = {
-    "data": "MovieLens latest-small; 80% of the ratings to train on, 10% to validate and 10% to test on, "
-    "drawn for each seed.",
-    "features": "a user's is its number; a movie's are its genres and, with --encoder, its title's "
-    "embedding.",
-    "network": "two layers of SAGE with 32 channels, a decoder of two layers: about 71,000 parameters with "
-    "the 384 numbers of a MiniLM, about 47,000 without; the paper has 80K.",
-    "batch": "the whole graph: it fits; the paper follows a notebook that draws neighbours.",
-    "weight decay": "none, momentum 0.9.",
-    "outcome": "the best validation RMSE of all epochs, as the paper has it; test RMSE with the weights of "
-    "that epoch, from the graph with the validation ratings.",
-    "the switch": "after so many epochs; Adam begins with fresh state, lr 0.001.",
-    "lr": "of TAM and SGDM by the paper's grid for each switch, with another seed.",
-    "margin": "0.005.",
-}
+NOTES = read_toml(Path(__file__).with_name("notes.toml"))
 GRID = (0.1, 0.01, 0.001)
 SWITCHES = (10, 50, 100, 200)
 ADAM = Variant("Adam", "adam", (0.001,))
 TUNED = Variant("Adam, lr tuned", "adam", (0.01, 0.003, 0.001, 0.0003))
-PAPER = "the lowest validation RMSE, 0.86, is TAM's at sw = 50; TAM is better than Adam and SGDM at every sw."
 
 
 def study(switch: int | None, **workload: Any) -> Study:
@@ -45,7 +32,7 @@ def study(switch: int | None, **workload: Any) -> Study:
         (ADAM, TUNED, tam, sgdm, *controls.controls(tam)),
         baseline="Adam", seeds=(0, 1, 2, 3, 4), tuning_seeds=(100,),
         paper={tam.name: (0.86, None)} if switch == 50 else {}, outcome="rmse", label="best validation RMSE",
-        test_label="test RMSE", higher=False, margin=0.005, digits=4, choices={"the paper says": PAPER},
+        test_label="test RMSE", higher=False, margin=0.005, digits=4, choices=NOTES["study"],
     )  # fmt: skip
 
 
@@ -59,8 +46,7 @@ def with_paper_lr(whole: Study) -> Study:
         replace(variant, name=f"{variant.name}, {share}the paper's lr", lrs=(lr,), against=(), versus="")
         for variant, lr, share in ((tam, 0.01, ""), (sgdm, 0.01, ""), (sgdm, 0.005, "half "))
     )
-    note = "0.01 for both and all switches: with d = 1/2, TAM has the effective lr of SGDM at half of it."
-    choices = {**whole.choices, "the paper's lr": note}
+    choices = {**whole.choices, **NOTES["paper_lr"]}
     return replace(whole, variants=(*whole.variants, *variants), choices=choices)
 
 
@@ -70,11 +56,10 @@ def registered(switch: int, n: int) -> Study:
     sgdm = Variant("SGDM warm-up at 0.005", "sgdm", (0.005,), {}, settings)
     tam = Variant("TAM warm-up at 0.01", "tam", (0.01,), {}, settings, against=(ADAM.name,))
     constant = [one for one in controls.controls(tam) if one.damping == "mean"]
-    choices = {**whole.choices, "lr": "fixed beforehand: 0.01, the paper's, and half of it for SGDM."}
     return replace(
         whole, variants=(sgdm, ADAM, tam, *constant, controls.another_seeds_damping(tam)), baseline=sgdm.name,
         seeds=tuple(range(200, 200 + n)),  # stored trials have 0 to 9, 100 and 101
-        tuning_seeds=(), paper={}, choices=choices,
+        tuning_seeds=(), paper={}, choices={**whole.choices, **NOTES["registered"]},
     )  # fmt: skip
 
 
@@ -84,10 +69,9 @@ def smoke() -> Study:
         replace(variant, lrs=variant.lrs[:1], settings={"switch": 3} if variant.settings else {})
         for variant in whole.variants
     )
-    choices = {"data": "ratings by 20 generated users, to show that everything runs. They mean nothing."}
     return replace(
         whole, name="sw3", title="Warm-up of 3 epochs", variants=variants, seeds=(0, 1), tuning_seeds=(),
-        paper={}, choices=choices, small=True,
+        paper={}, choices=NOTES["smoke"], small=True,
     )  # fmt: skip
 
 
@@ -102,13 +86,8 @@ EXPERIMENT = Experiment(
         "quick": tuple(replace(study(switch, epochs=60), paper={}) for switch in (None, 10, 50)),
         "smoke": (smoke(),),
     },
-    choices=CHOICES,
-    curves=(
-        Curve("rmse", "Validation RMSE", "RMSE"),
-        Curve("loss", "Training loss", "mean square error", log=True),
-        Curve("alignment", "Alignment s", "s"),
-        Curve("grad_norm", "Gradient norm", "|g|", log=True),
-    ),
+    choices=NOTES["choices"],
+    curves=tuple(Curve(**curve) for curve in NOTES["curves"]),
     metrics=(Metric("loss"), Metric("rmse", ".4f", higher_is_better=False), Metric("alignment", "+.3f")),
     options=(
         RunOption(name="encoder", help="A sentence encoder that embeds the movies' titles.",

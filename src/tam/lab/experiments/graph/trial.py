@@ -13,7 +13,7 @@ import math
 import warnings
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -63,10 +63,9 @@ def check(config: Config, data_folder: Path) -> None:
         files.check("movielens", find("movielens", data_folder), data_folder)
 
 
-def generate_ratings(users: int, seed: int = 0) -> movielens.Ratings:
+def generate_ratings(users: int) -> movielens.Ratings:
     """Return ratings by users of a few tastes, to show that everything runs."""
-    generator = torch.Generator().manual_seed(seed)
-    movies = 2 * users
+    generator, movies = torch.Generator().manual_seed(0), 2 * users
     taste, kind = (torch.randint(0, 4, (n,), generator=generator) for n in (users, movies))
     is_rated = torch.rand(users, movies, generator=generator) < 0.3
     user, movie = is_rated.nonzero().unbind(1)
@@ -196,9 +195,10 @@ class Training(NetworkLearner):
         self.network.to(device)
         self.graph = make_graph(self.ratings, self.parts[TRAIN], self.titles, device)
         self.optimizer = make_optimizer(config, self.network.parameters(), config.lr)
-        self.settings = effective_settings(config, self.optimizer)
+        self.settings = effective_settings(config, self.optimizer)  # without those of the warm-up
         if config.switch is not None:
-            self.optimizer = tam.Warmup(self.optimizer, self._make_adam, config.switch)
+            make_adam = partial(torch.optim.Adam, lr=config.adam_lr)
+            self.optimizer = tam.Warmup(self.optimizer, make_adam, config.switch)
         source = load_source_alignment(config, folder)
         self.recorder = StepRecorder(
             config.epochs, device, source, aligned_steps=config.switch, measurements=2, dtype=torch.float64
@@ -206,14 +206,10 @@ class Training(NetworkLearner):
         self.nodes: dict[str, Tensor] | None = None  # the encoder's output, with its autograd graph
         self.best_rmse, self.best_weights = math.inf, self.network.state_dict()
 
-    def _make_adam(self, groups: list[dict[str, Any]]) -> torch.optim.Optimizer:
-        return torch.optim.Adam(groups, lr=self.config.adam_lr)
-
-    def pairs(self, part: int) -> tuple[Tensor, Tensor, Tensor]:
+    def pairs(self, part: int) -> tuple[Tensor, ...]:
         """Return users, movies and ratings of a part."""
         columns = (self.ratings.users, self.ratings.movies, self.ratings.values)
-        users, movies, values = (column[self.parts[part]].to(self.device) for column in columns)
-        return users, movies, values
+        return tuple(column[self.parts[part]].to(self.device) for column in columns)
 
     @torch.no_grad()
     def rmse(self, nodes: dict[str, Tensor], part: int) -> float:
@@ -221,17 +217,14 @@ class Training(NetworkLearner):
         predicted = self.network.rate(nodes, users, movies).clamp(LOWEST, HIGHEST)
         return float((predicted - values).square().mean().sqrt())
 
-    def step(self, nodes: dict[str, Tensor]) -> None:
-        """Take a step on the encoder's output. The recorder notes the loss and the gradient norm."""
-        self.optimizer.zero_grad()
-        users, movies, values = self.pairs(TRAIN)
-        loss = (self.network.rate(nodes, users, movies) - values).square().mean()
-        loss.backward()  # type: ignore[no-untyped-call]
-        self.recorder.step(self.optimizer, loss, grad_norm(self.network))
-
     def epoch(self, epoch: int) -> Generator[None, None, dict[str, Any]]:
         """Train one step. The encoder's output after it serves to validate, and for the next step."""
-        self.step(self.network(self.graph) if self.nodes is None else self.nodes)
+        nodes = self.network(self.graph) if self.nodes is None else self.nodes
+        self.optimizer.zero_grad()
+        users, movies, values = self.pairs(TRAIN)
+        error = (self.network.rate(nodes, users, movies) - values).square().mean()
+        error.backward()  # type: ignore[no-untyped-call]
+        self.recorder.step(self.optimizer, error, grad_norm(self.network))
         self.nodes = self.network(self.graph)
         rmse = self.rmse(self.nodes, VALIDATION)
         if rmse < self.best_rmse:
@@ -242,23 +235,29 @@ class Training(NetworkLearner):
         yield None
         return row if math.isnan(alignment) else {**row, "alignment": alignment}
 
+    @torch.no_grad()
     def test_rmse(self) -> float:
         """Return the test RMSE of the best weights. They see the training and the validation ratings."""
         rows = torch.cat([self.parts[TRAIN], self.parts[VALIDATION]])
         self.network.load_state_dict(self.best_weights)
-        with torch.no_grad():
-            return self.rmse(self.network(make_graph(self.ratings, rows, self.titles, self.device)), TEST)
+        return self.rmse(self.network(make_graph(self.ratings, rows, self.titles, self.device)), TEST)
+
+    def result(self, metrics: list[dict[str, Any]]) -> dict[str, Any]:
+        last, best = metrics[-1], min(metrics, key=lambda row: row["rmse"])
+        result = {
+            "rmse": self.best_rmse, "last": last["rmse"], "at": best["epoch"], "epochs": len(metrics),
+            "diverged": not math.isfinite(last["loss"] + last["rmse"]),  # the loss is of before the last step
+            "parameters": count_parameters(self.network),
+        }  # fmt: skip
+        return {**result, "test": self.test_rmse()} if self.config.test else result
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "network": self.network.state_dict(), "optimizer": self.optimizer.state_dict(),
-            "recorder": self.recorder.state_dict(), "best": self.best_rmse, "weights": self.best_weights,
-        }  # fmt: skip
+        parts = {name: getattr(self, name).state_dict() for name in ("network", "optimizer", "recorder")}
+        return {**parts, "best": self.best_rmse, "weights": self.best_weights}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.network.load_state_dict(state["network"])
-        self.optimizer.load_state_dict(state["optimizer"])
-        self.recorder.load_state_dict(state["recorder"])
+        for name in ("network", "optimizer", "recorder"):
+            getattr(self, name).load_state_dict(state[name])
         self.best_rmse, self.best_weights = float(state["best"]), state["weights"]
 
 
@@ -270,12 +269,4 @@ def run(
     seconds = yield from train_epochs(training, folder, device, config.epochs, save_every)
     if len(folder.rows) >= (config.switch or 0):  # a warm-up that ended before its switch is no source
         training.recorder.write_alignment(folder)
-    last, best = folder.rows[-1], min(folder.rows, key=lambda row: row["rmse"])
-    result = {
-        "rmse": training.best_rmse, "last": last["rmse"], "at": best["epoch"], "epochs": len(folder.rows),
-        "diverged": not math.isfinite(last["loss"] + last["rmse"]),  # the loss is of before the last step
-        "parameters": count_parameters(training.network), "settings": training.settings,
-    }  # fmt: skip
-    if config.test:
-        result["test"] = training.test_rmse()
-    folder.finish(result, seconds, device)
+    folder.finish({**training.result(folder.rows), "settings": training.settings}, seconds, device)

@@ -80,13 +80,12 @@ class Training(NetworkLearner):
         self.optimizer = make_optimizer(config, self.model.parameters(), config.lr)
         steps, source = self.steps * config.epochs, load_source_alignment(config, folder)
         self.recorder = StepRecorder(steps, device, source)
-        self.sums = torch.zeros(3, dtype=torch.float64, device=device)  # of an epoch: loss, |g|, steps
 
     def epoch(self, epoch: int) -> Generator[None, None, dict[str, Any]]:
         lr = self.config.learning_rate(epoch)
         for group in self.optimizer.param_groups:
             group["lr"] = lr
-        self.sums.zero_()
+        sums = torch.zeros(3, dtype=torch.float64, device=self.device)  # of loss, |g| and steps
         self.train.epoch = epoch
         generator = torch.Generator().manual_seed(self.config.seed * 100003 + epoch)
         order = torch.randperm(len(self.train), generator=generator)[: self.steps * self.config.batch]
@@ -98,9 +97,9 @@ class Training(NetworkLearner):
             loss.backward()  # type: ignore[no-untyped-call]
             norm = grad_norm(self.model)
             self.recorder.step(self.optimizer)
-            self.sums += torch.stack([x.detach().double() for x in (loss, norm, torch.ones_like(norm))])
+            sums += torch.stack([x.detach().double() for x in (loss, norm, torch.ones_like(norm))])
             yield None
-        loss_sum, norm_sum, count = self.ranks.add(*self.sums)
+        loss_sum, norm_sum, count = self.ranks.add(*sums)
         # The same on all ranks.
         alignment = self.recorder.alignment[epoch * self.steps : (epoch + 1) * self.steps].double().mean()
         means = (loss_sum / count, norm_sum / count, float(alignment))

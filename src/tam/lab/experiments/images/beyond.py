@@ -6,7 +6,7 @@ from typing import Any
 
 from tam.lab.core import presets
 from tam.lab.core.study import Study, Variant
-from tam.lab.experiments.images.studies import CHOICES, TUNED, image_experiment, image_study, variants
+from tam.lab.experiments.images.studies import CHOICES, NOTES, TUNED, image_experiment, image_study, variants
 
 DECAY: dict[str, Any] = {"weight_decay": 5e-4}
 SCOPE_VARIANTS = (
@@ -33,10 +33,5 @@ EXPERIMENT = image_experiment(
     name="beyond",
     title="Beyond the paper: scopes, weight decay in the cosine, batch sizes",
     presets=presets.presets((SCOPE, *map(batch_study, (512, 2048, 8192)))),
-    choices={
-        **CHOICES,
-        "batch size": "128 for the scopes, like in `images`; otherwise that of the study.",
-        "weight decay": "5e-4, coupled: the stronger baseline in `images`.",
-        "groups": "one for each child of the network's parts: the stem's layers, the blocks, the head.",
-    },
+    choices={**CHOICES, **NOTES["beyond"]},
 )

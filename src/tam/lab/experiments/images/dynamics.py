@@ -10,7 +10,7 @@ from typing import Any
 
 from tam.lab.core import presets
 from tam.lab.core.study import Study, Variant
-from tam.lab.experiments.images.studies import CHOICES, DECAY, TITLES, image_experiment, image_study
+from tam.lab.experiments.images.studies import CHOICES, DECAY, NOTES, TITLES, image_experiment, image_study
 
 SGDM, TAM = Variant("SGDM", "sgdm", (0.1,), DECAY), Variant("TAM", "tam", (0.2,), DECAY)
 HALVED = Variant("SGDM sw=25", "sgdm", (0.1,), DECAY, {"halve_at": 25})
@@ -35,11 +35,6 @@ EXPERIMENT = image_experiment(
     name="dynamics",
     title="The evolution of s and the gradient norm (the paper's appendix)",
     presets={**presets.presets(STUDIES), "smoke": (presets.tiny(STUDIES[0]), presets.tiny(STUDIES[3]))},
-    choices={
-        **CHOICES,
-        "schedule": "cosine for the evolution of s, like in `images`; fixed for the gradient norms.",
-        "sw": "25 epochs. The paper says steps, but draws epochs.",
-        "augmentation": f"{CHOICES['augmentation']} Flips on SVHN, too, where digits are mirrored.",
-    },
+    choices={**CHOICES, **NOTES["dynamics"]},
     claims=(7, 16),
 )

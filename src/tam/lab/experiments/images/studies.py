@@ -8,56 +8,24 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 from tam.lab.core import controls, presets
 from tam.lab.core.registry import Experiment, ReportExtras
 from tam.lab.core.study import Metric, Study, Variant
+from tam.lab.core.toml import read_toml
 from tam.lab.experiments.images import trial
 from tam.lab.report import damping_charts
 from tam.lab.training.factory import CHECKPOINT_OPTION
 from tam.registry import OPTIMIZERS
 
-CHOICES = {
-    "batch size": "128, the usual one for ResNets on CIFAR: the paper does not say.",
-    "schedule": "cosine from the lr to 0, set once per epoch: the paper does not say.",
-    "weight decay": "1e-4 unless the study says otherwise, coupled: the paper does not say. SGDM reaches the "
-    "paper's 93.6 with 1e-4. 5e-4 is the stronger baseline, so the main comparison runs at both.",
-    "augmentation": "crops of the image padded by 4 pixels, and flips: the paper does not say.",
-    "split": "40,000 training and 10,000 validation images, like in the paper, drawn for each seed.",
-    "outcome": "the last epoch's accuracy on the validation images, fixed beforehand. The paper's is a "
-    "validation accuracy, but it does not say of which epoch.",
-    "precision": "bfloat16 autocast on GPUs, float32 on CPUs. Parameters and optimizer state are float32.",
-}
-TEST_FIGURES = "this table of its appendix has test accuracies: compare them with our column of test %."
-CHOICES_VIT = {
-    "network": "ViT-B/32, whose 87M parameters are the paper's, with timm's weights unless --checkpoint says "
-    "otherwise: the paper does not say.",
-    "pixels": "normalized by CIFAR's own moments, like in the other studies.",
-    "epochs": "10, with images of 224 x 224: the paper does not say.",
-    "weight decay": "none, which is usual in fine-tuning: the paper does not say.",
-    "the paper's figures": TEST_FIGURES,
-}
+NOTES = read_toml(Path(__file__).with_name("notes.toml"))
+CHOICES, TITLES = NOTES["choices"], NOTES["titles"]
 METRICS = (Metric("loss", ".3f", False), Metric("validation", ".2f", True), Metric("alignment", "+.3f"))
 
 NAMES = ("sgd", "sgdm", "tam", "adam", "angulargrad", "adatam")
-# Table 1 and the appendix's table: mean and spread of the six, in this order.
-PAPER: Mapping[str, tuple[tuple[float, float], ...]] = {
-    "cifar10-resnet18": ((93.3, 0.1), (93.6, 0.3), (94.2, 0.2), (93.4, 0.1), (93.3, 0.2), (93.3, 0.3)),
-    "cifar10-resnet34": ((93.8, 0.1), (93.9, 0.2), (94.3, 0.2), (93.6, 0.2), (93.7, 0.2), (93.3, 0.1)),
-    "cifar100-resnet18": ((73.1, 0.3), (73.2, 0.2), (73.8, 0.1), (70.1, 0.3), (70.9, 0.2), (72.7, 0.3)),
-    "cifar100-resnet34": ((73.6, 0.1), (74.7, 0.1), (74.3, 0.3), (71.7, 0.1), (71.2, 0.2), (72.9, 0.1)),
-    "cifar10-mobilenet": ((93.7, 0.2), (93.9, 0.1), (93.9, 0.2), (92.7, 0.1), (91.7, 0.1), (93.1, 0.1)),
-    "cifar100-mobilenet": ((72.8, 0.1), (72.8, 0.3), (72.8, 0.1), (69.8, 0.1), (66.4, 0.1), (70.7, 0.3)),
-}
-PAPER_VIT = {
-    "cifar10": {"SGD": (97.1, 0.1), "SGDM": (97.7, 0.1), "TAM": (97.7, 0.1)},
-    "cifar100": {"SGD": (74.4, 0.6), "SGDM": (85.3, 0.2), "TAM": (86.2, 0.2)},
-}
 VIT_LRS = (0.01, 0.03, 0.1, 0.3)
-TITLES = {"cifar10": "CIFAR-10", "cifar100": "CIFAR-100", "svhn": "SVHN", "resnet18": "ResNet18",
-          "resnet34": "ResNet34", "mobilenet": "MobileNet", "digits": "scikit-learn's digits",
-          "tiny": "A small ResNet"}  # fmt: skip
 DECAY: dict[str, Any] = {"weight_decay": 1e-4}
 RESNET18: dict[str, Any] = {"data": "cifar10", "model": "resnet18", "epochs": 200, "batch": 128}
 SEEDS: dict[str, Any] = {"seeds": (0, 1, 2)}  # the paper does not say how many
@@ -98,10 +66,9 @@ def image_study(name: str, title: str, variants: Iterable[Variant], **more: Any)
 def study(data: str, model: str, weight_decay: float, variants: tuple[Variant, ...], **more: Any) -> Study:
     """Return a study of one network on one data set; `more` are fields of the study or its workload."""
     name, title = f"{data}-{model}", f"{TITLES[model]} on {TITLES[data]}, weight decay {weight_decay:g}"
-    figures = dict(zip((OPTIMIZERS[name].title for name in NAMES), PAPER.get(name, ()), strict=False))
-    choices = {"the paper's figures": TEST_FIGURES} if model == "mobilenet" else {}
     suffix = "" if weight_decay == 1e-4 else f"-wd{weight_decay:g}"
-    more = {"baseline": "SGDM", "paper": figures, "choices": choices, **more}
+    notes = {"paper": NOTES["paper"].get(name, {}), "choices": NOTES.get(model, {})}
+    more = {"baseline": "SGDM", **notes, **more}
     return image_study(f"{name}{suffix}", title, variants, data=data, model=model, **more)
 
 
@@ -115,10 +82,11 @@ def paper() -> tuple[Study, ...]:
 def vit(data: str) -> Study:
     """Return the fine-tuning of ViT-B/32, pretrained on ImageNet, with the paper's grids. It has no Adam."""
     lrs = {"sgd": VIT_LRS, "sgdm": VIT_LRS, "tam": tuple(2 * lr for lr in VIT_LRS)}
-    pretrained = {"resize": 224, "checkpoint": "timm:vit_base_patch32_224"}
+    workload = {"data": data, "model": "vit", "epochs": 10, "resize": 224}
+    name, title = f"{data}-vit", f"ViT-B/32 fine-tuned on {TITLES[data]}"
     return image_study(
-        f"{data}-vit", f"ViT-B/32 fine-tuned on {TITLES[data]}", variants(0.0, lrs), baseline="SGDM",
-        data=data, model="vit", epochs=10, **pretrained, paper=PAPER_VIT[data], choices=CHOICES_VIT, **TUNED,
+        name, title, variants(0.0, lrs), **workload, checkpoint="timm:vit_base_patch32_224",
+        baseline="SGDM", paper=NOTES["paper"][name], choices=NOTES["vit"], **TUNED,
     )  # fmt: skip
 
 
@@ -138,11 +106,6 @@ def registered(with_controls: bool = False) -> Study:
     return study("cifar10", "resnet18", 1e-4, compared, seeds=seeds, margin=0.3)
 
 
-def quick() -> Study:
-    """Return SGDM and TAM for 20 epochs: minutes on one GPU. The paper's figures are of 200 epochs."""
-    return study("cifar10", "resnet18", 5e-4, variants(5e-4, TWO_LRS), epochs=20, paper={})
-
-
 def smoke() -> Study:
     """Return a network of 5,000 parameters on digits: less than a minute on two CPU cores."""
     compared, workload = variants(1e-4, SMOKE_LRS), {"epochs": 2, "batch": 64, "held_out": 300}
@@ -159,7 +122,9 @@ EXPERIMENT = image_experiment(
         "fair": tuple(map(presets.fair, paper())),
         "lr": (at_paper_lrs(1e-4), at_paper_lrs(5e-4)),
         "registered": (registered(),), "registered-controls": (registered(with_controls=True),),
-        "quick": (quick(),), "smoke": (smoke(),),
+        # Minutes on one GPU. The paper's figures are of 200 epochs.
+        "quick": (study("cifar10", "resnet18", 5e-4, variants(5e-4, TWO_LRS), epochs=20, paper={}),),
+        "smoke": (smoke(),),
     },
     options=(CHECKPOINT_OPTION,), claims=(1, 2, 3, 4, 5),
 )  # fmt: skip

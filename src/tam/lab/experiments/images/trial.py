@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import importlib.util
 import math
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from dataclasses import dataclass
 from functools import cache, partial
+from itertools import groupby
 from pathlib import Path
 from statistics import fmean
 from typing import Any, Literal
@@ -37,8 +38,6 @@ STEPS_BEFORE_SWITCH = 10  # whose mean update norm the first step after a switch
 
 @dataclass(frozen=True, kw_only=True)
 class Config(TrialConfig):
-    """Everything that determines a trial."""
-
     data: str
     model: str
     batch: int = 128
@@ -107,8 +106,7 @@ class Training(NetworkLearner):
         if self.steps == 0:
             raise LabError(f"{len(self.train)} images make no batch of {config.batch}")
         self.draws = BatchDraws(len(self.train), config.batch, self.images.shape[2], device, config.augment)
-        classes, checkpoint = self.data.classes, config.checkpoint
-        self.model = make_network(config.model, classes, config.seed, checkpoint, device)
+        self.model = make_network(config.model, self.data.classes, config.seed, config.checkpoint, device)
         self.mean, self.std = per_channel(self.data.mean, device), per_channel(self.data.std, device)
         self.lr = torch.tensor(config.lr, device=device)  # on the device: a CUDA graph reads it
         self.optimizer = self._make_optimizer()
@@ -126,11 +124,9 @@ class Training(NetworkLearner):
 
     def _make_optimizer(self) -> torch.optim.Optimizer:
         params: Any = list(self.model.parameters())
-        if self.config.grouped:
-            parts: dict[str, list[Tensor]] = {}  # "stem.0", "blocks.3", "head.weight" ...
-            for name, p in self.model.named_parameters():
-                parts.setdefault(".".join(name.split(".")[:2]), []).append(p)
-            params = [{"params": part} for part in parts.values()]
+        if self.config.grouped:  # by "stem.0", "blocks.3", "head.weight" ...
+            parts = groupby(self.model.named_parameters(), key=lambda named: named[0].split(".")[:2])
+            params = [{"params": [p for _, p in part]} for _, part in parts]
         captured = self.device.type == "cuda"
         first = make_optimizer(self.config, params, self.lr, captured=captured)
         if self.config.sgdm_from is None:
@@ -223,11 +219,12 @@ class Training(NetworkLearner):
 
     def accuracy(self, images: Tensor, labels: Tensor) -> Tensor:
         """Return the accuracy in percent, on the device."""
-        batches = (
-            (self._resize(normalize(x.to(self.device), self.mean, self.std)), y.to(self.device))
-            for x, y in zip(torch.split(images, 2000), torch.split(labels, 2000), strict=True)
-        )
-        return count_correct(self.model, batches, self.device) * 100 / len(labels)
+        return count_correct(self.model, self.batches(images, labels), self.device) * 100 / len(labels)
+
+    def batches(self, images: Tensor, labels: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield batches to evaluate the network on, on the device."""
+        for x, y in zip(torch.split(images, 2000), torch.split(labels, 2000), strict=True):
+            yield self._resize(normalize(x.to(self.device), self.mean, self.std)), y.to(self.device)
 
     def result(self, metrics: list[dict[str, Any]]) -> dict[str, Any]:
         result = classifier_result(metrics[-1], self.model)

@@ -30,10 +30,7 @@ OPTIMIZERS = ("sgd", "sgdm", "tam")
 
 @dataclass(frozen=True, kw_only=True)
 class Config(TrialConfig):
-    """Everything that determines a trial."""
-
     unit: ClassVar[str] = "task"
-
     depth: int  # hidden layers
     delta: int  # percent of the labels that change from task to task
     passes: int = 40  # through the data per task
@@ -199,7 +196,7 @@ def _group_members(configs: Sequence[Config]) -> list[list[list[int]]]:
 class Population:
     """Stacked networks, their momenta, and one step of all of them.
 
-    Members are numbered in the order of their blocks. `order` has each one's index in the caller's configs.
+    Members are numbered in the order of their blocks. `numbers` lists them in the caller's order.
     """
 
     def __init__(
@@ -209,8 +206,14 @@ class Population:
         first = configs[0]
         self.device, self.batch, self.passes = device, first.batch, first.passes
         self.blocks = [Block(members, configs, sources, device) for members in _group_members(configs)]
-        self.order = [i for block in self.blocks for row in block.members for i in row]
-        self.configs = [configs[i] for i in self.order]
+        self.places = {
+            i: (block, row, place)
+            for block in self.blocks
+            for row, members in enumerate(block.members)
+            for place, i in enumerate(members)
+        }
+        self.configs = [configs[i] for i in self.places]
+        self.numbers = [number for _, number in sorted(zip(self.places, range(len(configs)), strict=True))]
         self._load_images(first, data_folder)
         self.steps = self.indices.shape[1] // first.batch  # per pass
         if self.steps == 0:
@@ -307,11 +310,8 @@ class Population:
 
     def _tensors(self, index: int) -> list[Tensor]:
         """Return the tensors of the member with this index in the caller's configs."""
-        for block in self.blocks:
-            for row, members in enumerate(block.members):
-                if index in members:
-                    return block.tensors(row, members.index(index))
-        raise IndexError(index)
+        block, row, place = self.places[index]
+        return block.tensors(row, place)
 
     def member_state(self, index: int) -> dict[str, Any]:
         tensors = [x.detach().clone() for x in self._tensors(index)]
@@ -328,21 +328,17 @@ class Population:
         losses, correct, s = (column.double().cpu() for column in self.values)
         percent = 100 / (self.steps * self.batch) * correct.view(-1, self.passes, self.steps).sum(2)
         rows = []
-        for i, config in enumerate(self.configs):
+        for i in self.numbers:
             row = {"epoch": task + 1, "online": float(percent[i].mean()), "first": float(percent[i, 0])}
             row["loss"] = float(losses[i].mean())
-            rows.append({**row, "alignment": float(s[i].mean())} if config.optimizer == "tam" else row)
-        return self._in_callers_order(rows)
+            has_alignment = self.configs[i].optimizer == "tam"
+            rows.append({**row, "alignment": float(s[i].mean())} if has_alignment else row)
+        return rows
 
     def task_levels(self) -> list[Tensor | None]:
         """Return s of every step of the task in 8 bits, for members that follow their own torque."""
         levels = levels_of(self.values[2]).cpu()
-        return self._in_callers_order(
-            [s if has_own_alignment(one) else None for one, s in zip(self.configs, levels, strict=True)]
-        )
-
-    def _in_callers_order(self, values: list[Any]) -> list[Any]:
-        return [value for _, value in sorted(zip(self.order, values, strict=True), key=lambda pair: pair[0])]
+        return [levels[i] if has_own_alignment(self.configs[i]) else None for i in self.numbers]
 
     def parameters(self) -> int:
         """Return the number of parameters of a member."""

@@ -44,11 +44,8 @@ class Member:
 
     def __init__(self, config: Config, folder: TrialFolder, device: torch.device) -> None:
         self.config, self.folder = config, folder
-        self.task = 0  # the next one
-        self.state: dict[str, Any] | None = None  # before it; None once the population has it
-        checkpoint = folder.load(device)
-        if checkpoint is not None:
-            self.task, self.state = checkpoint
+        self.state: dict[str, Any] | None  # before the next task; None once the population has it
+        self.task, self.state = folder.load(device) or (0, None)
         self.source = load_source_alignment(config, folder)
         self.levels: list[Tensor] = []  # s of every step, task by task
         if self.state is not None and len(self.state["levels"]):

@@ -3,35 +3,29 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from statistics import mean
 from typing import Any
 
 from tam.lab.core.plan import Plan
 from tam.lab.core.registry import Experiment, ReportExtras
 from tam.lab.core.study import Curve, Metric, Study, Variant
+from tam.lab.core.toml import read_toml
 from tam.lab.experiments.runtime import trial
 
-CHOICES = {
-    "outcome": "the time of a training step, divided by that with torch's fused AdamW on the same network, "
-    "in the same process, round by round; the median of the rounds.",
-    "seeds": "are repetitions.",
-    "network": "BERT-large's shape with random weights, bfloat16 autocast: what it computes does not change "
-    "how long it takes.",
-    "the paper's": "minutes of fine-tuning for 3, 5 and 10 epochs, evaluations and all; whether AdamW was "
-    "fused it does not say.",
-}
-MINUTES = {3: (19.75, 17.58), 5: (32.00, 28.67), 10: (63.83, 57.00)}  # of AdaTAMW and of AdamW
+NOTES = read_toml(Path(__file__).with_name("notes.toml"))
 NO_DECAY: dict[str, Any] = {"weight_decay": 0.0}
 
 
 def study(batch: int, length: int, model: str = "BERT-large", rounds: int = 7) -> Study:
-    ratios = [with_tam / without for with_tam, without in MINUTES.values()]
+    minutes = NOTES["paper_minutes"]
+    ratio = mean(with_tam / without for with_tam, without in zip(*minutes.values(), strict=True))
     return Study(
         f"{batch}x{length}",
         f"{model}, {batch} rows of {length} tokens",
         {"model": model, "batch": batch, "length": length, "epochs": rounds},
         (Variant("AdamW", "adamw", (1e-5,), NO_DECAY), Variant("AdaTAMW", "adatamw", (2e-6,), NO_DECAY)),
-        baseline="AdamW", seeds=(0, 1, 2), paper={"AdaTAMW": (round(mean(ratios), 3), None)}, outcome="ratio",
+        baseline="AdamW", seeds=(0, 1, 2), paper={"AdaTAMW": (round(ratio, 3), None)}, outcome="ratio",
         label="time of a step, AdamW's = 1", higher=False, margin=0.02, digits=3, controls=False,
     )  # fmt: skip
 
@@ -69,10 +63,8 @@ EXPERIMENT = Experiment(
         "quick": (study(8, 512, rounds=3),),
         "smoke": (replace(study(2, 16, "tiny-bert", rounds=2), seeds=(0, 1), paper={}, small=True),),
     },
-    choices=CHOICES,
-    curves=(
-        Curve("own", "Time of a step", "ms", by="round"), Curve("ratio", "To AdamW", "ratio", by="round"),
-    ),
+    choices=NOTES["choices"],
+    curves=tuple(Curve(**curve) for curve in NOTES["curves"]),
     metrics=(Metric("ratio", higher_is_better=False),),
     claims=(11,), runs_alone=True, extras=ReportExtras(lines=lines),
 )  # fmt: skip

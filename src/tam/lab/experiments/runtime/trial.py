@@ -19,30 +19,20 @@ from torch.optim import Optimizer
 
 from tam.lab.core.config import TrialConfig, effective_settings
 from tam.lab.core.store import TrialFolder
+from tam.lab.core.toml import read_toml
 from tam.lab.models import count_parameters
 from tam.lab.models.language import transformers
 from tam.lab.training.factory import make_optimizer
 from tam.lab.training.loop import Progress
 from tam.lab.training.metrics import autocast
 
-SHAPES: Mapping[str, Mapping[str, int]] = {  # of BERT
-    "BERT-large": {
-        "hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 16, "intermediate_size": 4096,
-    },
-    "tiny-bert": {
-        "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 64,
-        "vocab_size": 200,
-    },
-}  # fmt: skip
+SHAPES = read_toml(Path(__file__).with_name("notes.toml"))["shapes"]  # of BERT
 WARM_UP_STEPS = 4  # with each optimizer, not timed
 
 
 @dataclass(frozen=True, kw_only=True)
 class Config(TrialConfig):
-    """Everything that determines a trial."""
-
     unit: ClassVar[str] = "round"
-
     model: str
     batch: int
     length: int  # of a row, in tokens

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from torch import Tensor
 
@@ -12,15 +13,11 @@ from tam.lab.core import controls, presets
 from tam.lab.core.plan import Plan
 from tam.lab.core.registry import Experiment, ReportExtras
 from tam.lab.core.study import Curve, Metric, Study, Variant
+from tam.lab.core.toml import read_toml
 from tam.lab.experiments.toy import trial
 from tam.lab.report.charts import Series, line_chart
 
-CHOICES = {
-    "surfaces": "a quadratic ravine 100 times steeper across than along, and Rosenbrock's valley: the "
-    "paper's figures show a surface without saying which.",
-    "noise": "0.1 in each coordinate of the gradient: the paper does not say.",
-    "outcome": "the mean loss of the last tenth of the steps.",
-}
+NOTES = read_toml(Path(__file__).with_name("notes.toml"))
 TAM = Variant("TAM", "tam", (0.2,))
 ARROW_LR = 0.2  # momenta are drawn as steps of this lr
 TITLES = {"sgdm": "SGDM", "tam": "TAM, twice"}
@@ -95,12 +92,8 @@ EXPERIMENT = Experiment(
             replace(STUDIES[0], seeds=(0, 1), workload={"surface": "ravine", "epochs": 20}, small=True),
         ),
     },
-    choices=CHOICES,
-    curves=(
-        Curve("loss", "Loss", "loss", log=True, by="step"),
-        Curve("alignment", "Alignment s", "s", by="step"),
-        Curve("grad_norm", "Gradient norm", "|g|", log=True, by="step"),
-    ),
+    choices=NOTES["choices"],
+    curves=tuple(Curve(**curve) for curve in NOTES["curves"]),
     metrics=(Metric("loss"), Metric("alignment", "+.3f")),
     needs_gpu=False, extras=ReportExtras(figures=figures),
 )  # fmt: skip

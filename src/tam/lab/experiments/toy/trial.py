@@ -46,10 +46,7 @@ SURFACES: Mapping[str, tuple[Callable[[Tensor], Tensor], tuple[float, float]]] =
 
 @dataclass(frozen=True, kw_only=True)
 class Config(TrialConfig):
-    """Everything that determines a trial."""
-
     unit: ClassVar[str] = "step"
-
     surface: str
     noise: float = 0.1
 
@@ -86,9 +83,8 @@ def run(
         losses.append(loss)
         row = {"epoch": i + 1, "loss": loss, "grad_norm": float(gradient.norm())}
         row |= {"x": float(x[0]), "y": float(x[1])}
-        alignment = float(recorder.alignment[i])
-        if not math.isnan(alignment):
-            row["alignment"] = alignment
+        if not recorder.alignment[i].isnan():
+            row["alignment"] = float(recorder.alignment[i])
         folder.log(row)
         yield Progress(i + 1, config.epochs, row)
     recorder.write_alignment(folder)
@@ -123,13 +119,13 @@ def turning_angles(momenta: list[Tensor]) -> list[float]:
     return [math.degrees(math.acos(max(-1.0, min(1.0, cosine)))) for cosine in cosines]
 
 
-def size_by_angle(name: str, angles: list[float], beta: float = 0.9) -> list[float]:
+def size_by_angle(name: str, angles: list[float]) -> list[float]:
     """Return |m| after a gradient of length 1 at each angle to a momentum of length 1, with s = cosine."""
     sizes = []
     for angle in map(math.radians, angles):
         p = torch.zeros(2, dtype=torch.float64, requires_grad=True)
         options = {"smoothing": 0.0} if name == "tam" else {}
-        optimizer = registry.get(name).create([p], lr=0.0, momentum=beta, **options)
+        optimizer = registry.get(name).create([p], lr=0.0, **options)
         p.grad = torch.zeros(2, dtype=torch.float64)
         optimizer.step()
         optimizer.state[p]["momentum_buffer"].copy_(torch.tensor([1.0, 0.0]))

@@ -48,18 +48,15 @@ class Config(images.Config):
         if self.sgdm_from is not None or self.damping is not None:
             raise ValueError("a warm-up or a control cannot be forked")
 
-    def _run_config(self, **changes: Any) -> images.Config:
+    def run_config(self, **changes: Any) -> images.Config:
+        """Return the config of the run, or of one of its forks."""
         values = {f.name: getattr(self, f.name) for f in fields(images.Config)}
         return images.Config(**{**values, "test": False, **changes})
 
     @property
     def trunk(self) -> images.Config:
         """The run up to the fork: at the fixed lr, whatever the tail of the forks."""
-        return self._run_config(schedule="constant" if self.schedule == "tail" else self.schedule)
-
-    def fork(self, order: int) -> images.Config:
-        """Return the config of the fork with this batch order."""
-        return self._run_config(order=order, keep_at=())
+        return self.run_config(schedule="constant" if self.schedule == "tail" else self.schedule)
 
 
 class ForkPair(NetworkLearner):
@@ -67,7 +64,8 @@ class ForkPair(NetworkLearner):
 
     def __init__(self, config: Config, folder: TrialFolder, data_folder: Path, device: torch.device) -> None:
         self.config, self.folder, self.device = config, folder, device
-        self.forks = [Training(config.fork(order), folder, data_folder, device) for order in FORK_ORDERS]
+        fork_configs = (config.run_config(order=order, keep_at=()) for order in FORK_ORDERS)
+        self.forks = [Training(one, folder, data_folder, device) for one in fork_configs]
         self.optimizer = self.forks[0].optimizer
         self.make_trunk = partial(Training, config.trunk, folder, data_folder, device)
         self.trunk: Training | None = None
@@ -103,8 +101,7 @@ class ForkPair(NetworkLearner):
                     content = path.read_bytes()
                     if path.name in files and files[path.name] != digest_of(content):
                         raise ValueError("its digest is not the one in the run's result")
-                    stored = torch.load(io.BytesIO(content), map_location=self.device, weights_only=True)
-                    state = dict(stored)
+                    state = dict(torch.load(io.BytesIO(content), map_location=self.device, weights_only=True))
                 except Exception as error:  # torch raises errors of many kinds
                     remedy = "remove it, and the forks train up to this epoch themselves"
                     raise LabError(f"{path} is damaged: {remedy}") from error
@@ -175,8 +172,8 @@ def relative_distance(a: Training, b: Training) -> float:
 def _mean_loss(training: Training, inputs: Tensor, labels: Tensor, model: nn.Module) -> float:
     model.eval()
     total = torch.zeros((), dtype=torch.float64, device=training.device)
-    for x, y in zip(torch.split(inputs, 2000), torch.split(labels, 2000), strict=True):
+    for x, y in training.batches(inputs, labels):
         with autocast(training.device):
-            outputs = model(normalize(x.to(training.device), training.mean, training.std))
-        total += cross_entropy(outputs.float(), y.to(training.device), reduction="sum").double()
+            outputs = model(x)
+        total += cross_entropy(outputs.float(), y, reduction="sum").double()
     return float(total) / len(labels)
