@@ -14,7 +14,6 @@ from tam.lab.experiments.graph import trial
 
 NOTES = read_toml(Path(__file__).with_name("notes.toml"))
 GRID = (0.1, 0.01, 0.001)
-SWITCHES = (10, 50, 100, 200)
 ADAM = Variant("Adam", "adam", (0.001,))
 TUNED = Variant("Adam, lr tuned", "adam", (0.01, 0.003, 0.001, 0.0003))
 
@@ -36,7 +35,7 @@ def study(switch: int | None, **workload: Any) -> Study:
     )  # fmt: skip
 
 
-STUDIES = tuple(study(switch) for switch in (None, *SWITCHES))
+STUDIES = tuple(study(switch) for switch in (None, 10, 50, 100, 200))
 
 
 def with_paper_lr(whole: Study) -> Study:
