@@ -7,8 +7,7 @@ import json
 import logging
 import math
 import warnings
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -17,9 +16,8 @@ import torch
 
 from tam.lab.core.errors import DataError, LabError
 from tam.lab.core.store import SCORES_FOLDER, digest_of, digest_of_folder, refuse_links, write_whole
-from tam.lab.experiments.llm.mteb import embeddings as stored
-from tam.lab.experiments.llm.mteb import encoder as encoders
-from tam.lab.experiments.llm.mteb import local_data, tasks
+from tam.lab.experiments.llm.mteb import embeddings, local_data, tasks
+from tam.lab.experiments.llm.mteb.embeddings import CosineEncoder, TransformerEncoder
 
 
 def score_trial(trial: Path, names: Sequence[str], data_folder: Path, device: torch.device) -> None:
@@ -27,18 +25,18 @@ def score_trial(trial: Path, names: Sequence[str], data_folder: Path, device: to
 
     Tasks with stored embeddings are scored from these, and do not need the network.
     """
-    model, embeddings, out = str(trial / "model"), trial / "embeddings", trial / SCORES_FOLDER
+    model, stored, out = str(trial / "model"), trial / "embeddings", trial / SCORES_FOLDER
     if not names:
         return
-    refuse_links(trial.parent, trial, embeddings, out)
+    refuse_links(trial.parent, trial, stored, out)
     if importlib.util.find_spec("mteb") is None:
-        embed_tasks(model, names, data_folder, embeddings, device)
+        embed_tasks(model, names, data_folder, stored, device)
         return
-    embedded = stored.read_embeddings(embeddings).tasks if (embeddings / stored.FILE).exists() else []
+    embedded = embeddings.read_embeddings(stored).tasks if (stored / embeddings.FILE).exists() else []
     with_embeddings = [name for name in names if name in embedded]
     others = [name for name in names if name not in embedded]
     if with_embeddings:
-        score_model(model, with_embeddings, data_folder, out, device, embeddings)
+        score_model(model, with_embeddings, data_folder, out, device, stored)
     if others and not Path(model).is_dir():
         raise LabError(f"{trial} has neither its network nor embeddings for {', '.join(others)}")
     if others:
@@ -49,50 +47,46 @@ def embed_tasks(model: str, names: Sequence[str], data_folder: Path, out: Path, 
     """Write the embeddings of all texts of the tasks, each text once."""
     every = [text for name in names for text in local_data.texts_to_encode(name, data_folder)]
     texts = list(dict.fromkeys(every))
-    vectors = encoders.embed_texts(*encoders.load_encoder(model, device), texts, device)
-    stored.write_embeddings(texts, vectors, out, model_identity(model), names)
+    vectors = TransformerEncoder(model, device).vectors(texts)
+    embeddings.write_embeddings(texts, vectors, out, model_identity(model), names)
 
 
 def score_model(
     model: str, names: Sequence[str], data_folder: Path, out: Path, device: torch.device,
-    embeddings: Path | None = None, report: Callable[[str], None] = print,
+    stored: Path | None = None,
 ) -> dict[str, float]:  # fmt: skip
     """Return the main scores in percent, by task.
 
     TASK.json in `out` stores mteb's result, which is not computed again for the same model and data. A task
-    that fails is reported and left out. With embeddings the model need not be here. mteb seeds the generators
-    of torch, numpy and Python.
+    that fails is reported and left out. With embeddings in the folder `stored` the model need not be here.
+    mteb seeds the generators of torch, numpy and Python.
     """
-    identity, lookup = model_identity(model), None
-    if embeddings is not None:
-        lookup = stored.read_embeddings(embeddings)
+    identity, how = model_identity(model), "end to end"
+    encoder: CosineEncoder | None = None
+    if stored is not None:
+        encoder = lookup = embeddings.read_embeddings(stored)
         if Path(model).is_dir() and identity != lookup.model:
-            raise LabError(f"{embeddings} has embeddings by another model than {model}: make them again")
-        identity = lookup.model
-    scores: dict[str, float | None] = dict.fromkeys(names)
+            raise LabError(f"{stored} has embeddings by another model than {model}: make them again")
+        identity, how = lookup.model, "from embeddings"
+    scores: dict[str, float] = {}
     for name in names:
-        with suppress(DataError):  # reported when the task is run
-            fields = {"model": identity, **_data_fields(name, data_folder)}
-            scores[name] = _stored_score(out / f"{name}.json", fields)
-    missing = [name for name, score in scores.items() if score is None]
-    if missing:
-        out.mkdir(parents=True, exist_ok=True)
-        encoder: encoders.CosineEncoder
-        if lookup is None:
-            encoder, how = encoders.TransformerEncoder(model, device), "end to end"
-        else:
-            encoder, how = encoders.StoredEncoder(lookup.vectors), "from embeddings"
-    for name in missing:
-        try:
-            result = {"model": identity, "how": how, **evaluate_task(name, encoder, data_folder)}
-            write_whole(out / f"{name}.json", json.dumps(result, indent=1).encode() + b"\n")
-            scores[name] = result["score"]
-        except Exception as error:  # of mteb, the data or the network: the other tasks go on
-            if "CUDA error" in str(error):
-                raise  # the process cannot use that device any more
-            (out / f"{name}.json").unlink(missing_ok=True)  # it is of another model, or damaged
-            report(f"{name} has no score: {error!r}")
-    return {name: score for name, score in scores.items() if score is not None}
+        path = out / f"{name}.json"
+        score = _stored_score(path, identity, name, data_folder)
+        if score is None:
+            out.mkdir(parents=True, exist_ok=True)
+            encoder = encoder or TransformerEncoder(model, device)
+            try:
+                result = {"model": identity, "how": how, **evaluate_task(name, encoder, data_folder)}
+                write_whole(path, json.dumps(result, indent=1).encode() + b"\n")
+                score = result["score"]
+            except Exception as error:  # of mteb, the data or the network: the other tasks go on
+                if "CUDA error" in str(error):
+                    raise  # the process cannot use that device any more
+                path.unlink(missing_ok=True)  # it is of another model, or damaged
+                print(f"{name} has no score: {error!r}")
+                continue
+        scores[name] = score
+    return scores
 
 
 def model_identity(model: str) -> str:
@@ -108,16 +102,17 @@ def _data_fields(name: str, data_folder: Path) -> dict[str, str]:
     return {"data": "files", "digest": digest, "difference": tasks.DIFFERENCES[name]}
 
 
-def _stored_score(path: Path, fields: dict[str, str]) -> float | None:
-    """Return a stored score if it has these fields. None if the file is damaged."""
+def _stored_score(path: Path, identity: str, name: str, data_folder: Path) -> float | None:
+    """Return a stored score of this model and data. None if there is none, or the file is damaged."""
     try:
+        fields = {"model": identity, **_data_fields(name, data_folder)}
         result = json.loads(path.read_text(encoding="utf-8"))
         return float(result["score"]) if fields.items() <= result.items() else None
-    except (FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
-        return None
+    except (DataError, FileNotFoundError, ValueError, KeyError, TypeError, AttributeError):
+        return None  # damaged data is reported when the task is run
 
 
-def evaluate_task(name: str, encoder: encoders.CosineEncoder, data_folder: Path) -> dict[str, Any]:
+def evaluate_task(name: str, encoder: CosineEncoder, data_folder: Path) -> dict[str, Any]:
     """Return mteb's result for a task, without its own cache, which would confuse two checkpoints."""
     task = tasks.make_task(name, data_folder)
     import mteb

@@ -1,8 +1,7 @@
 """mteb's tasks with the data of `local_data.py` instead of the hub's.
 
 Everything but the data is mteb's own: splits, experiments, samples per label, measures. DIFFERENCES says how
-the data differs from the hub's. "None" means that mteb's statistics of its data (number of texts, of
-different ones, their lengths, order and counts of labels) are those of the files.
+the data differs from the hub's.
 """
 
 from __future__ import annotations
@@ -12,29 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from tam.lab.core.errors import LabError
+from tam.lab.core.toml import read_toml
 from tam.lab.experiments.llm.mteb import local_data
 
-DIFFERENCES = {
-    "STSBenchmark": "none: the test part, by MTEB's statistics the same 1379 pairs and scores",
-    "SICK-R": (
-        "the 9840 pairs of SICK as its authors publish it; MTEB has 9927, of which 9842 are different: those "
-        "of SemEval 2014, with pairs that come more than once"
-    ),
-    "BIOSSES": (
-        "100 pairs scored 0 to 4, as MTEB has, but by its statistics at least one of them is another: there "
-        "92 and 97 sentences differ and the mean score is 2.196, here 93 and 98 and 2.198"
-    ),
-    "Banking77Classification": "none: by MTEB's statistics the same texts and labels in the same order",
-    "EmotionClassification": "none: by MTEB's statistics the same texts and labels in the same order",
-    "TwentyNewsgroupsClustering": (
-        "other sets of the same titles. MTEB has 10 sets of 59545 titles together, 5242 different ones: as "
-        "many as there are subjects of more than 10 letters in the training part, without a leading Re:. Of "
-        "these, 10910 with those that come more than once, our 10 sets are a tenth, two tenths and so on, "
-        "drawn with a fixed seed; which titles are in each of MTEB's sets is not known"
-    ),
-    local_data.GENERATED: "MTEB has no such task",
-    "SciFact": "none: by MTEB's statistics the same documents, queries and answers",
-}
+DIFFERENCES: dict[str, str] = read_toml(Path(__file__).parents[1] / "notes.toml")["mteb_differences"]
 
 
 def check_tasks(names: Iterable[str], data_folder: Path) -> None:
@@ -99,8 +79,8 @@ def to_dataset(data: local_data.Data) -> Any:
 
     table = Dataset.from_dict
     if isinstance(data, local_data.Pairs):
-        columns = {"sentence1": data.first, "sentence2": data.second, "score": data.scores}
-        return DatasetDict(test=table(columns))
+        test = table({"sentence1": data.first, "sentence2": data.second, "score": data.scores})
+        return DatasetDict(test=test)
     if isinstance(data, local_data.Classes):
         parts = {"train": data.train, "test": data.test}
         return DatasetDict({k: table({"text": x.texts, "label": x.labels}) for k, x in parts.items()})
