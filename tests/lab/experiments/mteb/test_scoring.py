@@ -17,7 +17,7 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import v_measure_score
 
 from tam.lab.core.errors import LabError
-from tam.lab.experiments.llm.mteb import embeddings, local_data, scoring, tasks
+from tam.lab.experiments.llm.mteb import embeddings, local_data, scoring
 from tam.lab.experiments.llm.mteb.embeddings import CosineEncoder, TransformerEncoder, Vectors
 from tests.lab.experiments.mteb.test_encoder import tiny
 from tests.lab.experiments.mteb.test_local_data import TASKS, TOPICS, write
@@ -208,11 +208,11 @@ def test_a_text_without_an_embedding_is_told(
 def test_other_tasks_are_the_hubs_as_the_english_benchmark_has_them(
     model: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    news = tasks.make_task("STS22", data)
+    news = scoring.make_task("STS22", data)
     assert (list(news.hf_subsets), list(news.eval_splits)) == (["en"], ["test"])
 
     def load_data(task: Any, **kwargs: Any) -> None:
-        task.dataset, task.data_loaded = tasks.to_dataset(local_data.read_task("SICK-R", data)), True
+        task.dataset, task.data_loaded = scoring.to_dataset(local_data.read_task("SICK-R", data)), True
 
     monkeypatch.setattr(type(mteb.get_task("STS12")), "load_data", load_data)
     found = scoring.score_model(model, ["STS12", "SICK-R"], data, tmp_path, CPU)

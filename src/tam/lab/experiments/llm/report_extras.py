@@ -9,7 +9,7 @@ from statistics import mean, stdev
 
 from tam.lab.core.plan import Plan
 from tam.lab.core.study import Table
-from tam.lab.experiments.llm.mteb.tasks import DIFFERENCES
+from tam.lab.experiments.llm.mteb.scoring import DIFFERENCES
 from tam.lab.experiments.llm.paper_tables import comparison, page
 from tam.lab.experiments.llm.paper_tables.claims import check_claims
 from tam.lab.experiments.llm.variants import PAIRS

@@ -56,13 +56,9 @@ def smoke(epochs: int) -> Study:
     return replace(whole, variants=variants, seeds=(0, 1), tuning_seeds=(), choices=choices, small=True)
 
 
-def resolve_model(model: str, out: Path, data_folder: Path) -> dict[str, str]:
-    return {"model": register_model(model, out)}
-
-
-def resolve_tasks(names: str, out: Path, data_folder: Path) -> dict[str, list[str]]:
-    """Return the setting `tasks` for NAME,NAME."""
-    return {"tasks": [name.strip() for name in names.split(",") if name.strip()]}
+def split_names(names: str) -> list[str]:
+    """Return the tasks of NAME,NAME."""
+    return [name.strip() for name in names.split(",") if name.strip()]
 
 
 def override(study: Study, overrides: Mapping[str, Any]) -> Study:
@@ -96,9 +92,10 @@ EXPERIMENT = Experiment(
     metrics=(Metric("loss"), Metric("perplexity", higher_is_better=False), Metric("alignment", "+.3f")),
     options=(
         RunOption(name="model", help="The model to fine-tune: a folder, or a name on Hugging Face's hub.",
-                  metavar="NAME=FOLDER|NAME", resolve=resolve_model),
+                  metavar="NAME=FOLDER|NAME",
+                  resolve=lambda model, out, data_folder: {"model": register_model(model, out)}),
         RunOption(name="tasks", help="Tasks of MTEB, '' for none. `tam lab score` can add some later.",
-                  metavar="NAME,...", resolve=resolve_tasks),
+                  metavar="NAME,...", resolve=lambda names, out, data_folder: {"tasks": split_names(names)}),
     ),
     override=override, check=trial.check, claims=(10,), runs_on_ranks=True, one_per_process=True,
     extras=ReportExtras(figures=extras.figures, lines=extras.lines, tables=extras.tables),

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from tam.lab.core.errors import LabError
 from tam.lab.core.store import digest_of, write_whole
-from tam.lab.models.language import check_missing_weights, load_tokenizer, position_count, transformers
+from tam.lab.models.language import load_network, load_tokenizer, position_count
 from tam.lab.training.metrics import autocast
 
 FILE = "embeddings.npz"
@@ -61,13 +61,8 @@ class TransformerEncoder(CosineEncoder):
     batch_size = 64
 
     def __init__(self, model: str, device: torch.device) -> None:
-        try:
-            network, report = transformers().AutoModel.from_pretrained(model, output_loading_info=True)
-        except Exception as error:  # of many kinds: no such folder, no network, another format
-            raise LabError(f"model {model} cannot be loaded: {error}") from error
-        # The pooler's result is not used, and masked-LM checkpoints have none.
-        check_missing_weights(model, [key for key in report["missing_keys"] if "pooler" not in key])
-        self.model, self.device = network.to(device, torch.float32).eval(), device
+        network, _ = load_network(model, "AutoModel")
+        self.model, self.device = network.to(device).eval(), device
         self.tokenizer = load_tokenizer(model, needs_mask=False)
         self.max_length = min(self.tokenizer.model_max_length, position_count(network.config))
 

@@ -1,7 +1,8 @@
 """Seven of MTEB's datasets, read from their official files below DATA/embedding. Nothing here needs mteb.
 
-`tasks.py` turns them into mteb's tasks and says where they differ from MTEB's data on the hub. Stored scores
-carry a digest of the data's repr, so the names of these classes and of their fields must not change.
+`scoring.py` turns them into mteb's tasks. `notes.toml` says where they differ from MTEB's data on the hub.
+Stored scores carry a digest of the data's repr, so the names of these classes and of their fields must not
+change.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Scores of an encoder by mteb: directly, or from embeddings that were made where mteb is not installed."""
+"""Scores of an encoder by mteb: directly, or from embeddings that were made where mteb is not installed.
+
+Where there are files, tasks have the data of `local_data.py` instead of the hub's. Everything but the data is
+mteb's own: splits, experiments, samples per label, measures.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,7 @@ import json
 import logging
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -16,8 +20,12 @@ import torch
 
 from tam.lab.core.errors import DataError, LabError
 from tam.lab.core.store import SCORES_FOLDER, digest_of, digest_of_folder, refuse_links, write_whole
-from tam.lab.experiments.llm.mteb import embeddings, local_data, tasks
+from tam.lab.core.toml import read_toml
+from tam.lab.experiments.llm.mteb import embeddings, local_data
 from tam.lab.experiments.llm.mteb.embeddings import CosineEncoder, TransformerEncoder
+
+# How local data differs from the hub's, by task.
+DIFFERENCES: dict[str, str] = read_toml(Path(__file__).parents[1] / "notes.toml")["mteb_differences"]
 
 
 def score_trial(trial: Path, names: Sequence[str], data_folder: Path, device: torch.device) -> None:
@@ -99,7 +107,7 @@ def _data_fields(name: str, data_folder: Path) -> dict[str, str]:
     if not local_data.is_local(name, data_folder):
         return {"data": "hub", "difference": "none: the hub's data"}
     digest = digest_of(repr(local_data.read_task(name, data_folder)).encode())
-    return {"data": "files", "digest": digest, "difference": tasks.DIFFERENCES[name]}
+    return {"data": "files", "digest": digest, "difference": DIFFERENCES[name]}
 
 
 def _stored_score(path: Path, identity: str, name: str, data_folder: Path) -> float | None:
@@ -114,17 +122,81 @@ def _stored_score(path: Path, identity: str, name: str, data_folder: Path) -> fl
 
 def evaluate_task(name: str, encoder: CosineEncoder, data_folder: Path) -> dict[str, Any]:
     """Return mteb's result for a task, without its own cache, which would confuse two checkpoints."""
-    task = tasks.make_task(name, data_folder)
-    import mteb
-
+    task = make_task(name, data_folder)
     logging.getLogger("mteb").setLevel(logging.ERROR)  # it reports newer versions of a task, each time
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".*superseded.*")
-        result = mteb.evaluate(
-            encoder, task, cache=None, co2_tracker=False, show_progress_bar=False, public_only=False
-        ).task_results[0]
+        result = (
+            _mteb()
+            .evaluate(
+                encoder, task, cache=None, co2_tracker=False, show_progress_bar=False, public_only=False
+            )
+            .task_results[0]
+        )
     score = 100 * float(result.get_score())
     if not math.isfinite(score):
         raise LabError(f"mteb's score is {score}")
     fields = {**_data_fields(name, data_folder), "mteb": version("mteb")}
     return {"task": name, "score": score, **fields, "scores": result.scores}
+
+
+def check_tasks(names: Iterable[str], data_folder: Path) -> None:
+    """Raise an error if a task is not known, or its files are missing or damaged."""
+    for name in names:
+        if local_data.is_local(name, data_folder):
+            local_data.read_task(name, data_folder)
+        else:
+            _hub_task(name)
+
+
+def make_task(name: str, data_folder: Path) -> Any:
+    """Return the task. Without files it is the hub's, as in MTEB's English benchmark."""
+    if not local_data.is_local(name, data_folder):
+        return _hub_task(name)
+    # The generated pairs show that everything runs. They are scored like those of STSBenchmark.
+    task = _mteb().get_task("STSBenchmark" if name == local_data.GENERATED else name)
+    task.dataset, task.data_loaded = to_dataset(local_data.read_task(name, data_folder)), True
+    return task
+
+
+def _mteb() -> Any:
+    try:
+        import mteb
+    except ImportError as error:
+        raise LabError("scores need a package: pip install 'torque-aware-momentum[llm]'") from error
+    return mteb
+
+
+def _hub_task(name: str) -> Any:
+    mteb = _mteb()
+    english = {task.metadata.name: task for task in mteb.get_benchmark("MTEB(eng, v1)").tasks}
+    try:
+        return english[name] if name in english else mteb.get_task(name)
+    except KeyError as error:
+        local = [task for task in local_data.READERS if task != local_data.GENERATED]
+        similar = [task for task in local if task.lower() == name.lower()]
+        hint = f"did you mean {similar[0]}?" if similar else f"files can be read for {', '.join(local)}"
+        raise LabError(f"MTEB has no task {name!r}; {hint}") from error
+
+
+def to_dataset(data: local_data.Data) -> Any:
+    """Return the data as mteb's loaders leave it. Their types differ between kinds of tasks."""
+    from datasets import Dataset, DatasetDict  # type: ignore[import-untyped]
+
+    table = Dataset.from_dict
+    if isinstance(data, local_data.Pairs):
+        test = table({"sentence1": data.first, "sentence2": data.second, "score": data.scores})
+        return DatasetDict(test=test)
+    if isinstance(data, local_data.Classes):
+        parts = {"train": data.train, "test": data.test}
+        return DatasetDict({k: table({"text": x.texts, "label": x.labels}) for k, x in parts.items()})
+    if isinstance(data, local_data.Clusters):
+        texts, labels = [one.texts for one in data.sets], [one.labels for one in data.sets]
+        return DatasetDict(test=table({"sentences": texts, "labels": labels}))
+    test = {
+        "corpus": Dataset.from_list([vars(one) for one in data.documents]),
+        "queries": table({"id": list(data.queries), "text": list(data.queries.values())}),
+        "relevant_docs": data.relevant,
+        "top_ranked": None,
+    }
+    return {"default": {"test": test}}
