@@ -49,7 +49,13 @@ def register_model(source: str, root: Path) -> str:
         raise LabError(f"--model {source}: must be NAME=FOLDER with a folder that exists")
     if not any(path.glob("*.safetensors")) and not any(path.glob("*.bin")):
         raise LabError(f"the folder {path} has no weights (*.safetensors, *.bin)")
-    _check_weights(path)
+    from safetensors import safe_open
+
+    for weights in path.glob("*.safetensors"):
+        try:
+            safe_open(weights, "pt")  # notices a file that is cut short: its head says how long it is
+        except Exception as error:
+            raise LabError(f"the weights {weights} cannot be read: {error}") from error
     load_tokenizer(str(path))
     known_as = f"{name}#{digest_of_folder(path)[:12]}"
     root.mkdir(parents=True, exist_ok=True)
@@ -57,18 +63,6 @@ def register_model(source: str, root: Path) -> str:
         models = _read_models(root) | {known_as: str(path)}
         write_whole(root / MODELS_FILE, json.dumps(models, indent=1).encode() + b"\n")
     return known_as
-
-
-def _check_weights(folder: Path) -> None:
-    """Raise LabError if a file of weights is cut short. Its head says how long it is."""
-    from safetensors import safe_open
-
-    for path in folder.glob("*.safetensors"):
-        try:
-            with safe_open(path, "pt"):
-                pass
-        except Exception as error:
-            raise LabError(f"the weights {path} cannot be read: {error}") from error
 
 
 def _read_models(root: Path) -> dict[str, str]:

@@ -17,7 +17,7 @@ from tam.lab.core.study import Curve, Metric, Study
 from tam.lab.core.toml import read_toml
 from tam.lab.experiments.llm import report_extras as extras
 from tam.lab.experiments.llm import trial
-from tam.lab.experiments.llm.mteb.local_data import GENERATED, READERS
+from tam.lab.experiments.llm.mteb.local_data import GENERATED, TASKS
 from tam.lab.experiments.llm.variants import ADAMW, FIFTH, FIVE_TIMES, UNTUNED, VARIANTS
 from tam.lab.models.language import TINY, register_model
 
@@ -28,7 +28,6 @@ MODELS = {
     "DeBERTa-base": "microsoft/deberta-base", "DeBERTa-large": "microsoft/deberta-large",
     "RoBERTa-base": "roberta-base", "RoBERTa-large": "roberta-large",
 }  # fmt: skip
-TASKS = tuple(task for task in READERS if task != GENERATED)
 
 
 def study(name: str, model: str | None, epochs: int, **workload: Any) -> Study:

@@ -199,9 +199,14 @@ class Training:
         checkpoint, rows = None, []
         for path in checkpoints.list_checkpoints(self.folder.path):
             state = checkpoints.read_checkpoint(path)
-            if state is not None and self._has_best_model(state):
+            if state is not None and self._has_best_model(state["at"], state["best_digest"]):
                 checkpoint, rows = str(path), list(state["rows"])
-                self._load_state(state)
+                values: Tensor = state["values"]  # [ranks, steps, 2]
+                own = values[self.ranks.rank] if len(values) == self.ranks.count else values.mean(0)
+                self.recorder.load_state_dict({"values": own})
+                self.best_perplexity, self.best_epoch = state["best"], state["at"]
+                self.best_digest = state["best_digest"]
+                self.start -= state["seconds"]  # of the runs before a kill
                 break
             warnings.warn(f"{path} is damaged: continuing from the checkpoint before it", stacklevel=2)
             if self.folder.writes:
@@ -213,18 +218,10 @@ class Training:
         self.ranks.wait()
         return checkpoint
 
-    def _has_best_model(self, state: dict[str, Any]) -> bool:
-        """Return whether the network that a checkpoint names as the best is there and intact."""
-        path = self.model_path(state["at"])
-        return state["at"] == 0 or (path.is_dir() and digest_of_folder(path) == state["best_digest"])
-
-    def _load_state(self, state: dict[str, Any]) -> None:
-        values: Tensor = state["values"]  # [ranks, steps, 2]
-        own = values[self.ranks.rank] if len(values) == self.ranks.count else values.mean(0)
-        self.recorder.load_state_dict({"values": own})
-        self.best_perplexity, self.best_epoch = state["best"], state["at"]
-        self.best_digest = state["best_digest"]
-        self.start -= state["seconds"]  # of the runs before a kill
+    def _has_best_model(self, epoch: int, digest: str) -> bool:
+        """Return whether the best network that a checkpoint names is there and intact. There may be none."""
+        path = self.model_path(epoch)
+        return epoch == 0 or (path.is_dir() and digest_of_folder(path) == digest)
 
     def result(self) -> dict[str, Any]:
         rows = self.folder.rows

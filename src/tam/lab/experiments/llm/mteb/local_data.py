@@ -261,3 +261,4 @@ READERS: Mapping[str, Callable[[Path], Data]] = {
     "SciFact": _read_scifact,
     GENERATED: _generate_pairs,
 }
+TASKS = tuple(task for task in READERS if task != GENERATED)

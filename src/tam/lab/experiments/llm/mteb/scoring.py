@@ -173,9 +173,9 @@ def _hub_task(name: str) -> Any:
     try:
         return english[name] if name in english else mteb.get_task(name)
     except KeyError as error:
-        local = [task for task in local_data.READERS if task != local_data.GENERATED]
-        similar = [task for task in local if task.lower() == name.lower()]
-        hint = f"did you mean {similar[0]}?" if similar else f"files can be read for {', '.join(local)}"
+        similar = [task for task in local_data.TASKS if task.lower() == name.lower()]
+        known = ", ".join(local_data.TASKS)
+        hint = f"did you mean {similar[0]}?" if similar else f"files can be read for {known}"
         raise LabError(f"MTEB has no task {name!r}; {hint}") from error
 
 
