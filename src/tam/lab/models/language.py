@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from tam.lab.core.errors import LabError
-from tam.lab.core.store import digest_of_folder, lock_folder, write_whole
+from tam.lab.core.store import digest_of_folder, lock_folder, read_json, write_whole
 from tam.lab.data import text
 
 MODELS_FILE = "models.json"
@@ -49,7 +49,13 @@ def register_model(source: str, root: Path) -> str:
         raise LabError(f"--model {source}: must be NAME=FOLDER with a folder that exists")
     if not any(path.glob("*.safetensors")) and not any(path.glob("*.bin")):
         raise LabError(f"the folder {path} has no weights (*.safetensors, *.bin)")
-    _check_weights(path)
+    from safetensors import safe_open
+
+    for weights in path.glob("*.safetensors"):
+        try:
+            safe_open(weights, "pt")  # notices a file that is cut short: its head says how long it is
+        except Exception as error:
+            raise LabError(f"the weights {weights} cannot be read: {error}") from error
     load_tokenizer(str(path))
     known_as = f"{name}#{digest_of_folder(path)[:12]}"
     root.mkdir(parents=True, exist_ok=True)
@@ -59,25 +65,11 @@ def register_model(source: str, root: Path) -> str:
     return known_as
 
 
-def _check_weights(folder: Path) -> None:
-    """Raise LabError if a file of weights is cut short. Its head says how long it is."""
-    from safetensors import safe_open
-
-    for path in folder.glob("*.safetensors"):
-        try:
-            with safe_open(path, "pt"):
-                pass
-        except Exception as error:
-            raise LabError(f"the weights {path} cannot be read: {error}") from error
-
-
 def _read_models(root: Path) -> dict[str, str]:
     try:
-        return dict(json.loads((root / MODELS_FILE).read_text(encoding="utf-8")))
+        return read_json(root / MODELS_FILE, dict, "Remove it, and give --model again")
     except FileNotFoundError:
         return {}
-    except (ValueError, TypeError) as error:
-        raise LabError(f"{root / MODELS_FILE} is damaged: remove it and give --model again") from error
 
 
 def locate_model(name: str | None, root: Path) -> str:
@@ -96,12 +88,13 @@ def locate_model(name: str | None, root: Path) -> str:
     return path
 
 
-def load_tokenizer(source: str, needs_mask: bool = True) -> Any:
-    """Return the tokenizer of a model. Raise LabError if it must mask tokens and cannot."""
+def load_tokenizer(source: str, block: int = 0, needs_mask: bool = True) -> Any:
+    """Return the tokenizer of a model, whose positions must suffice for a block of so many tokens."""
     package = transformers()
     try:
         tokenizer = package.AutoTokenizer.from_pretrained(source)
-        vocabulary = package.AutoConfig.from_pretrained(source).vocab_size
+        config = package.AutoConfig.from_pretrained(source)
+        vocabulary = config.vocab_size
     except Exception as error:  # the hub's, the network's and the tokenizers' own
         message = " ".join(str(error).split())
         raise LabError(f"the model {source} or its tokenizer cannot be loaded: {message}") from error
@@ -110,6 +103,8 @@ def load_tokenizer(source: str, needs_mask: bool = True) -> Any:
     if not vocabulary / 2 < len(tokenizer) <= vocabulary:  # without its files transformers makes an empty one
         sizes = f"{len(tokenizer)} tokens, the network {vocabulary}"
         raise LabError(f"the model {source} has no tokenizer of its own: the one there knows {sizes}")
+    if block and block > (positions := position_count(config)):
+        raise LabError(f"the model {source} has {positions} positions: a block of {block} is too long")
     return tokenizer
 
 
@@ -119,51 +114,41 @@ def position_count(config: Any) -> int:
     return int(config.max_position_embeddings) - (config.pad_token_id + 1 if is_roberta else 0)
 
 
-def check_block_length(source: str, block: int) -> None:
-    """Raise LabError if the model cannot be loaded, or has fewer positions than a block has tokens."""
-    load_tokenizer(source)
-    positions = position_count(transformers().AutoConfig.from_pretrained(source))
-    if block > positions:
-        raise LabError(f"the model {source} has {positions} positions: a block of {block} is too long")
+def load_network(source: str, auto_class: str) -> tuple[Any, list[str]]:
+    """Return a network in float32, by one of transformers' auto classes, and the weights it lacked.
+
+    Raise LabError if it lacked others than those of a head or of the pooler, whose result is not used.
+    """
+    try:
+        network, report = getattr(transformers(), auto_class).from_pretrained(
+            source, dtype=torch.float32, output_loading_info=True
+        )
+    except Exception as error:  # of many kinds: no such folder, no connection, another format
+        raise LabError(f"the model {source} cannot be loaded: {error}") from error
+    new_weights = sorted(report["missing_keys"])
+    prefix = "" if network.base_model is network else f"{network.base_model_prefix}."
+    missing = [name for name in new_weights if name.startswith(prefix) and "pooler" not in name]
+    if missing:
+        count = f"{len(missing)} tensors are missing"
+        raise LabError(f"the model {source} has no weights for {missing[0]} ({count})")
+    return network, new_weights
 
 
 def load_model(source: str, seed: int) -> tuple[Any, list[str]]:
     """Return a network with its masked-LM head, and the weights it lacked: tied, or drawn from the seed."""
     torch.manual_seed(seed)
-    try:
-        model, report = transformers().AutoModelForMaskedLM.from_pretrained(
-            source, dtype=torch.float32, output_loading_info=True
-        )
-    except Exception as error:
-        raise LabError(f"the model {source} cannot be loaded: {error}") from error
-    new_weights = sorted(report["missing_keys"])  # the head may be new
-    prefix = f"{model.base_model_prefix}."
-    check_missing_weights(source, [key for key in new_weights if key.startswith(prefix)])
-    return model, new_weights
-
-
-def check_missing_weights(source: str, missing: list[str]) -> None:
-    """Raise LabError if weights are missing."""
-    if missing:
-        count = f"{len(missing)} tensors are missing"
-        raise LabError(f"the model {source} has no weights for {min(missing)} ({count})")
+    return load_network(source, "AutoModelForMaskedLM")
 
 
 def make_tiny_bert(folder: Path) -> Path:
     """Write a random BERT of two layers and its tokenizer, for the generated text. Return the folder."""
     if folder.exists():
         return folder
-    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processors
-
     package = transformers()
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
     letters = [c for one in "abcdefghijklmnopqrstuvwxyz0123456789.,;:!?'-" for c in (one, f"##{one}")]
     words = dict.fromkeys([*special, *text.words_of([*text.read("generated", folder).values()]), *letters])
     vocabulary = {word: i for i, word in enumerate(words)}
-    wordpiece = Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
-    wordpiece.normalizer = normalizers.BertNormalizer(lowercase=True)
-    wordpiece.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    wordpiece.post_processor = processors.BertProcessing(("[SEP]", 3), ("[CLS]", 2))
     config = package.BertConfig(
         vocab_size=len(vocabulary), hidden_size=32, num_hidden_layers=2, num_attention_heads=2,
         intermediate_size=64, max_position_embeddings=64,
@@ -172,7 +157,7 @@ def make_tiny_bert(folder: Path) -> Path:
         torch.manual_seed(0)
         model = package.BertForMaskedLM(config)
     part = folder.with_name(f".{folder.name}.{os.getpid()}.part")
-    package.BertTokenizerFast(tokenizer_object=wordpiece, model_max_length=64).save_pretrained(part)
+    package.BertTokenizer(vocab=vocabulary, model_max_length=64).save_pretrained(part)
     model.save_pretrained(part)
     try:
         part.rename(folder)

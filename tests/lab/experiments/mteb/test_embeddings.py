@@ -22,11 +22,11 @@ def write(folder: Path, count: int = 50) -> Path:
 def test_vectors_come_back(tmp_path: Path) -> None:
     write(tmp_path)
     found = embeddings.read_embeddings(tmp_path)
-    assert (found.model, found.tasks, len(found.vectors)) == ("a model", ["BIOSSES"], 50)
-    vectors = [found.vectors[embeddings.text_key(one)] for one in TEXTS]
+    assert (found.model, found.tasks, len(found.vector_by_key)) == ("a model", ["BIOSSES"], 50)
+    vectors = [found.vector_by_key[embeddings.text_key(one)] for one in TEXTS]
     np.testing.assert_array_equal(vectors, VECTORS.astype(np.float16))
     write(tmp_path, count=20)  # and fewer replace them
-    assert len(embeddings.read_embeddings(tmp_path).vectors) == 20
+    assert len(embeddings.read_embeddings(tmp_path).vector_by_key) == 20
 
 
 def test_damage_is_named(tmp_path: Path) -> None:

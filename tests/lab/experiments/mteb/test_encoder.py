@@ -12,8 +12,7 @@ import pytest
 import torch
 
 from tam.lab.core.errors import LabError
-from tam.lab.experiments.llm.mteb import embeddings
-from tam.lab.experiments.llm.mteb.encoder import StoredEncoder, TransformerEncoder, embed_texts, load_encoder
+from tam.lab.experiments.llm.mteb.embeddings import StoredEncoder, TransformerEncoder, text_key
 from tests.lab.experiments.mteb.test_local_data import TOPICS
 
 pytest.importorskip("transformers")
@@ -53,38 +52,35 @@ def one_by_one(model: Any, tokenizer: Any, texts: list[str], longest: int = 24) 
 
 
 @pytest.mark.parametrize("batch", [1, 3, 64])
-def test_mean_pooling(batch: int, tmp_path: Path) -> None:
-    model, tokenizer = load_encoder(tiny(tmp_path), CPU)
-    found = embed_texts(model, tokenizer, TEXTS, CPU, batch)
+def test_mean_pooling(batch: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(TransformerEncoder, "batch_size", batch)
+    encoder = TransformerEncoder(tiny(tmp_path), CPU)
+    found = encoder.vectors(TEXTS)
     assert found.dtype == np.float32 and found.shape == (6, 16)
-    np.testing.assert_allclose(found, one_by_one(model, tokenizer, TEXTS), rtol=1e-4, atol=1e-5)
+    expected = one_by_one(encoder.model, encoder.tokenizer, TEXTS)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
     assert not np.allclose(np.linalg.norm(found, axis=1), 1)
+    assert encoder.vectors([]).shape == (0, 16)
 
 
-def test_texts_are_cut_where_positions_end_or_as_said(tmp_path: Path) -> None:
-    model, tokenizer = load_encoder(tiny(tmp_path), CPU)
-    texts = ["dog cat " * 30, "dog"]
-    for given, length in ((None, 24), (5, 5)):
-        found = embed_texts(model, tokenizer, texts, CPU, max_length=given)
-        expected = one_by_one(model, tokenizer, texts, length)
-        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+def test_texts_are_cut_where_positions_end(tmp_path: Path) -> None:
+    encoder, texts = TransformerEncoder(tiny(tmp_path), CPU), ["dog cat " * 30, "dog"]
+    expected = one_by_one(encoder.model, encoder.tokenizer, texts)
+    np.testing.assert_allclose(encoder.vectors(texts), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_dropout_is_off_while_texts_are_encoded(tmp_path: Path) -> None:
-    model, tokenizer = load_encoder(tiny(tmp_path), CPU)
-    expected = embed_texts(model, tokenizer, TEXTS, CPU)
-    model.train()
-    np.testing.assert_array_equal(embed_texts(model, tokenizer, TEXTS, CPU), expected)
-    assert model.training
+    encoder = TransformerEncoder(tiny(tmp_path), CPU)
+    assert not encoder.model.training
+    np.testing.assert_array_equal(encoder.vectors(TEXTS), encoder.vectors(TEXTS))
 
 
 def test_vectors_are_looked_up_by_text(tmp_path: Path) -> None:
     encoder = TransformerEncoder(tiny(tmp_path), CPU)
     vectors = encoder.vectors(TEXTS)
     np.testing.assert_array_equal(vectors[1], vectors[5])
-    lookup = StoredEncoder(
-        {embeddings.text_key(one): row.astype(np.float16) for one, row in zip(TEXTS, vectors, strict=True)}
-    )
+    vector_by_key = {text_key(one): row.astype(np.float16) for one, row in zip(TEXTS, vectors, strict=True)}
+    lookup = StoredEncoder("a model", [], vector_by_key)
     found = lookup.vectors(["cat river", "dog"])
     assert found.dtype == np.float32
     np.testing.assert_allclose(found, vectors[[4, 1]], rtol=1e-3, atol=1e-3)
@@ -95,11 +91,11 @@ def test_vectors_are_looked_up_by_text(tmp_path: Path) -> None:
 def test_what_cannot_be_loaded_is_named(tmp_path: Path) -> None:
     whole = Path(tiny(tmp_path / "whole"))
     with pytest.raises(LabError, match=r"model .*/nothing cannot be loaded"):
-        load_encoder(str(tmp_path / "nothing"), CPU)
+        TransformerEncoder(str(tmp_path / "nothing"), CPU)
     bare = shutil.copytree(whole, tmp_path / "bare", ignore=shutil.ignore_patterns("tokenizer*"))
     with pytest.raises(LabError, match=r"model .*/bare has no tokenizer"):
-        load_encoder(str(bare), CPU)
+        TransformerEncoder(str(bare), CPU)
     config = json.loads((whole / "config.json").read_text())
     (whole / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 3}))
     with pytest.raises(LabError, match=r"whole has no weights for .*layer\.2\..* \(16 tensors are missing\)"):
-        load_encoder(str(whole), CPU)
+        TransformerEncoder(str(whole), CPU)

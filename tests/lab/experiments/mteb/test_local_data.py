@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tam.lab.core.errors import DataError, LabError
-from tam.lab.experiments.llm.mteb import local_data, tasks
+from tam.lab.experiments.llm.mteb import local_data, scoring
 
 TOPICS = (
     ("card", "bank", "money", "transfer", "account", "payment"),
@@ -191,7 +191,7 @@ def test_bad_files_are_named(
     else:
         file.write_bytes(content)
     with pytest.raises(DataError, match=f"{path} cannot be read: .*{message}"):
-        tasks.check_tasks([name], tmp_path)
+        scoring.check_tasks([name], tmp_path)
 
 
 def test_an_archive_cut_short_and_one_of_something_else_are_named(tmp_path: Path) -> None:
@@ -199,20 +199,20 @@ def test_an_archive_cut_short_and_one_of_something_else_are_named(tmp_path: Path
     whole = file.read_bytes()
     file.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(DataError, match=r"20news-bydate.tar.xz cannot be read"):
-        tasks.check_tasks(["TwentyNewsgroupsClustering"], tmp_path)
+        scoring.check_tasks(["TwentyNewsgroupsClustering"], tmp_path)
     with tarfile.open(file, "w:xz"):
         pass
     with pytest.raises(DataError, match=r"20newsgroups has 0 posts with a title"):
-        tasks.check_tasks(["TwentyNewsgroupsClustering"], tmp_path)
+        scoring.check_tasks(["TwentyNewsgroupsClustering"], tmp_path)
 
 
 def test_unknown_tasks_are_named(tmp_path: Path) -> None:
-    tasks.check_tasks(TASKS, write(tmp_path))
-    tasks.check_tasks(["SICK-R", "STS12"], tmp_path)  # the hub has it
+    scoring.check_tasks(TASKS, write(tmp_path))
+    scoring.check_tasks(["SICK-R", "STS12"], tmp_path)  # the hub has it
     with pytest.raises(LabError, match=r"MTEB has no task 'STS-None'; files can be read for STSBenchmark"):
-        tasks.check_tasks(["SICK-R", "STS-None"], tmp_path)
+        scoring.check_tasks(["SICK-R", "STS-None"], tmp_path)
     with pytest.raises(LabError, match="did you mean BIOSSES"):
-        tasks.check_tasks(["biosses"], tmp_path)
+        scoring.check_tasks(["biosses"], tmp_path)
     with pytest.raises(LabError, match=r"task 'STS12': must be one of STSBenchmark, SICK-R, BIOSSES, Bank"):
         local_data.read_task("STS12", tmp_path)
 

@@ -17,8 +17,8 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import v_measure_score
 
 from tam.lab.core.errors import LabError
-from tam.lab.experiments.llm.mteb import embeddings, local_data, scoring, tasks
-from tam.lab.experiments.llm.mteb.encoder import CosineEncoder, TransformerEncoder, Vectors, embed_texts
+from tam.lab.experiments.llm.mteb import embeddings, local_data, scoring
+from tam.lab.experiments.llm.mteb.embeddings import CosineEncoder, TransformerEncoder, Vectors
 from tests.lab.experiments.mteb.test_encoder import tiny
 from tests.lab.experiments.mteb.test_local_data import TASKS, TOPICS, write
 
@@ -121,9 +121,7 @@ def test_end_to_end_and_from_embeddings(model: str, data: Path, tmp_path: Path) 
     assert tuple(found) == TASKS
     encoder, pairs = TransformerEncoder(model, CPU), local_data.read_task("STSBenchmark", data)
     assert isinstance(pairs, local_data.Pairs)
-    first, second = (
-        embed_texts(encoder.model, encoder.tokenizer, x, CPU) for x in (pairs.first, pairs.second)
-    )
+    first, second = encoder.vectors(pairs.first), encoder.vectors(pairs.second)
     assert found["STSBenchmark"] == pytest.approx(100 * spearmanr(cosines(first, second), pairs.scores)[0])
     kept = json.loads((tmp_path / "out" / "STSBenchmark.json").read_text())
     assert (
@@ -142,19 +140,23 @@ def refuse(*args: Any, **kwargs: Any) -> Any:
 
 
 def test_scores_are_kept_for_the_same_model(
-    model: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    model: str,
+    data: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
     found = scoring.score_model(model, PAIRS[:2], data, tmp_path, CPU)
     (tmp_path / "SICK-R.json").write_text("{")  # damaged
-    heard: list[str] = []
+    capsys.readouterr()
     with monkeypatch.context() as patch:
         patch.setattr(mteb, "evaluate", refuse)
-        assert scoring.score_model(model, PAIRS[:2], data, tmp_path, CPU, report=heard.append) == {
+        assert scoring.score_model(model, PAIRS[:2], data, tmp_path, CPU) == {
             "STSBenchmark": found["STSBenchmark"]
         }
-        assert heard == ["SICK-R has no score: AssertionError('evaluated again')"]
+        assert capsys.readouterr().out == "SICK-R has no score: AssertionError('evaluated again')\n"
         other = tiny(tmp_path / "model", seed=1)
-        assert scoring.score_model(other, PAIRS[:1], data, tmp_path, CPU, report=heard.append) == {}
+        assert scoring.score_model(other, PAIRS[:1], data, tmp_path, CPU) == {}
     assert scoring.score_model(model, PAIRS[:2], data, tmp_path, CPU) == found
     scoring.embed_tasks(model, PAIRS[:1], data, tmp_path / "embeddings", CPU)
     with pytest.raises(LabError, match="embeddings by another model than"):
@@ -171,26 +173,34 @@ def test_scores_of_other_data_are_not_taken_for_these(model: str, data: Path, tm
     assert found == again != other
 
 
-def test_a_task_that_fails_is_told_of_and_tried_again(model: str, tmp_path: Path) -> None:
-    data, heard = write(tmp_path), list[str]()
+def test_a_task_that_fails_is_told_of_and_tried_again(
+    model: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    data = write(tmp_path)
     file = data / "embedding/biosses/biosses.csv"
     content = file.read_bytes()
     file.unlink()
     names = ("BIOSSES", "STS-None", "SICK-R")
-    first = scoring.score_model(model, names, data, tmp_path / "out", CPU, report=heard.append)
+    capsys.readouterr()
+    first = scoring.score_model(model, names, data, tmp_path / "out", CPU)
+    heard = capsys.readouterr().out.splitlines()
     assert list(first) == ["SICK-R"] and len(heard) == 2
     assert heard[0].startswith("BIOSSES has no score: DataError") and "biosses.csv cannot be read" in heard[0]
     assert heard[1].startswith("STS-None has no score") and "MTEB has no task" in heard[1]
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["SICK-R.json"]
     file.write_bytes(content)
-    again = scoring.score_model(model, names, data, tmp_path / "out", CPU, report=heard.append)
-    assert list(again) == ["BIOSSES", "SICK-R"] and again["SICK-R"] == first["SICK-R"] and len(heard) == 3
+    again = scoring.score_model(model, names, data, tmp_path / "out", CPU)
+    assert list(again) == ["BIOSSES", "SICK-R"] and again["SICK-R"] == first["SICK-R"]
+    assert len(capsys.readouterr().out.splitlines()) == 1
 
 
-def test_a_text_without_an_embedding_is_told(model: str, data: Path, tmp_path: Path) -> None:
+def test_a_text_without_an_embedding_is_told(
+    model: str, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     scoring.embed_tasks(model, ["SICK-R"], data, tmp_path / "embeddings", CPU)
-    heard: list[str] = []
-    found = scoring.score_model(model, PAIRS, data, tmp_path, CPU, tmp_path / "embeddings", heard.append)
+    capsys.readouterr()
+    found = scoring.score_model(model, PAIRS, data, tmp_path, CPU, tmp_path / "embeddings")
+    heard = capsys.readouterr().out.splitlines()
     assert list(found) == ["SICK-R"] and len(heard) == 2
     assert f"there is no embedding of {local_data.texts_to_encode('BIOSSES', data)[0]!r}" in heard[1]
 
@@ -198,11 +208,11 @@ def test_a_text_without_an_embedding_is_told(model: str, data: Path, tmp_path: P
 def test_other_tasks_are_the_hubs_as_the_english_benchmark_has_them(
     model: str, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    news = tasks.make_task("STS22", data)
+    news = scoring.make_task("STS22", data)
     assert (list(news.hf_subsets), list(news.eval_splits)) == (["en"], ["test"])
 
     def load_data(task: Any, **kwargs: Any) -> None:
-        task.dataset, task.data_loaded = tasks.to_dataset(local_data.read_task("SICK-R", data)), True
+        task.dataset, task.data_loaded = scoring.to_dataset(local_data.read_task("SICK-R", data)), True
 
     monkeypatch.setattr(type(mteb.get_task("STS12")), "load_data", load_data)
     found = scoring.score_model(model, ["STS12", "SICK-R"], data, tmp_path, CPU)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -19,9 +18,8 @@ from tam.lab.core.selection import load_groups
 from tam.lab.core.store import write_whole
 from tam.lab.data import default_folder
 from tam.lab.experiments.llm.mteb import scoring
-from tam.lab.experiments.llm.mteb.tasks import check_tasks
 from tam.lab.experiments.llm.paper_tables import comparison, page
-from tam.lab.experiments.llm.studies import resolve_tasks
+from tam.lab.experiments.llm.studies import split_names
 from tam.lab.experiments.llm.trial import Config
 
 
@@ -41,27 +39,21 @@ def score(
         raise LabError(f"No such folder: {data}")
     check_device(device, torch.cuda.device_count())
     data_folder = data or default_folder()
-    names = resolve_tasks(tasks or "", folder, data_folder)["tasks"]
-    score_networks(folder, data_folder, names, torch.device(device))
-
-
-def score_networks(folder: Path, data_folder: Path, tasks: Sequence[str], device: torch.device) -> None:
-    """Score every finished network, and print one line per network."""
-    check_tasks(tasks, data_folder)
-    records = _finished_records(folder)
-    incomplete = 0
+    names = split_names(tasks or "")
+    scoring.check_tasks(names, data_folder)
+    records, incomplete = _finished_records(folder), 0
+    if not records:
+        raise LabError(f"{folder} has no finished trials of llm")
     for label, record in records:
-        required = tasks or Config(**record.config).tasks
+        required = names or Config(**record.config).tasks
         try:
-            scoring.score_trial(folder / "trials" / record.key, required, data_folder, device)
+            scoring.score_trial(folder / "trials" / record.key, required, data_folder, torch.device(device))
         except LabError as error:  # the others go on
             print(f"tam: {error}", file=sys.stderr)
         scores = {task: stored["score"] for task, stored in record.scores.items() if task in required}
         values = ", ".join(f"{task} {value:.2f}" for task, value in scores.items())
         print(f"{label} ({record.key}): {values}")
         incomplete += len(scores) < len(required)
-    if not records:
-        raise LabError(f"{folder} has no finished trials of llm")
     if incomplete:
         raise LabError(f"{incomplete} of {len(records)} networks lack some of their scores")
 

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from tam.lab.core.plan import Plan
 from tam.lab.core.study import Table
-from tam.lab.experiments.llm.mteb.tasks import DIFFERENCES
+from tam.lab.experiments.llm.mteb.scoring import DIFFERENCES
 from tam.lab.experiments.llm.paper_tables import comparison, page
 from tam.lab.experiments.llm.paper_tables.claims import check_claims
 from tam.lab.experiments.llm.variants import PAIRS

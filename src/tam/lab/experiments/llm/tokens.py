@@ -58,24 +58,19 @@ def load_blocks(
         raise LabError(f"{path} is damaged: remove it, and the next run writes it again") from error
     blocks = {}
     for part, tokens in tokens_by_part.items():
-        check_token_count(f"{data}, {part}", tokens.shape[1], part, block, batch)
+        check_token_count(tokens.shape[1], data, part, block, batch)
         count = tokens.shape[1] // block
         ids, special = tokens[:, : count * block].view(2, count, block)
         blocks[part] = Blocks(ids.long(), special.bool())
     return blocks
 
 
-def max_token_count(lines: Sequence[str]) -> int:
-    """Return the largest number of tokens any tokenizer can make: one per byte, and two around a line."""
-    return sum(len(line.encode()) + 2 for line in lines)
-
-
-def check_token_count(name: str, tokens: int, part: str, block: int, batch: int) -> None:
+def check_token_count(tokens: int, data: str, part: str, block: int, batch: int) -> None:
     """Raise LabError if there are too few: training needs a batch, evaluation a block."""
     needed = batch if part == "train" else 1
     if tokens < needed * block:
         blocks = f"{needed} block{'s' * (needed > 1)} of {block}"
-        raise LabError(f"{name}: fewer than {needed * block} tokens, too short for {blocks}")
+        raise LabError(f"{data}, {part}: fewer than {needed * block} tokens, too short for {blocks}")
 
 
 def _tokenize(tokenizer: Any, lines: Sequence[str]) -> Tensor:
@@ -97,19 +92,18 @@ class EpochSequence(Dataset[Row]):
     """All epochs as one sequence of blocks, batch after batch. An incomplete batch is left out."""
 
     def __init__(self, blocks: Blocks, config: Any) -> None:
-        self.blocks, self.seed, self.epochs = blocks, config.seed, config.epochs
-        self.length = len(blocks) // config.batch * config.batch  # of an epoch
-        self.orders: dict[int, Tensor] = {}
+        self.blocks, self.seed = blocks, config.seed
+        length = len(blocks) // config.batch * config.batch  # of an epoch
+        self.order: list[int] = []
+        for epoch in range(config.epochs):
+            generator = torch.Generator().manual_seed(self.seed * 100003 + epoch)
+            self.order += torch.randperm(len(blocks), generator=generator)[:length].tolist()
 
     def __len__(self) -> int:
-        return int(self.epochs * self.length)
+        return len(self.order)
 
     def __getitem__(self, index: int) -> Row:
-        epoch, position = divmod(index, self.length)
-        if epoch not in self.orders:
-            generator = torch.Generator().manual_seed(self.seed * 100003 + epoch)
-            self.orders = {epoch: torch.randperm(len(self.blocks), generator=generator)}
-        row = self.orders[epoch][position]
+        row = self.order[index]
         return Row(self.blocks.ids[row], self.blocks.special[row], draw_seed(self.seed, index, MASKS))
 
 

@@ -26,7 +26,7 @@ from tam.lab.data import text
 from tam.lab.engines.torchrun import Ranks
 from tam.lab.experiments.llm import checkpoints, tokens
 from tam.lab.experiments.llm.masked import BackwardPass, MaskedLoss, compile_layers
-from tam.lab.experiments.llm.mteb import scoring, tasks
+from tam.lab.experiments.llm.mteb import scoring
 from tam.lab.models import count_parameters, language
 from tam.lab.models.language import locate_model, transformers
 from tam.lab.training.factory import make_optimizer
@@ -55,12 +55,12 @@ class Config(TrialConfig):
 def check(config: Config, data_folder: Path) -> None:
     """Raise an error if the model, the text or the tasks are missing."""
     if config.model is None or (config.model != language.TINY and "#" not in config.model):
-        language.check_block_length(locate_model(config.model, Path()), config.block)
+        language.load_tokenizer(locate_model(config.model, Path()), config.block)
     for part, lines in text.read(config.data, data_folder).items():
-        # The number of tokens is not known before a trial has its tokenizer.
-        count = tokens.max_token_count(lines)
-        tokens.check_token_count(f"{config.data}, {part}", count, part, config.block, config.batch)
-    tasks.check_tasks(config.tasks, data_folder)
+        # The number of tokens is not known yet: there can be one per byte, and two around a line.
+        count = sum(len(line.encode()) + 2 for line in lines)
+        tokens.check_token_count(count, config.data, part, config.block, config.batch)
+    scoring.check_tasks(config.tasks, data_folder)
 
 
 def trainer_arguments(config: Config, folder: Path, device: torch.device, steps: int, ranks: int) -> Any:
@@ -89,8 +89,7 @@ class Training:
             locate_model(config.model, root)  # writes files on this rank alone
         self.ranks.wait()
         source = locate_model(config.model, root)
-        self.tokenizer = language.load_tokenizer(source)
-        language.check_block_length(source, config.block)
+        self.tokenizer = language.load_tokenizer(source, config.block)
         shape = config.block, config.batch
         self.blocks = tokens.load_blocks(config.data, self.tokenizer, *shape, root, data_folder)
         self.steps_per_epoch = len(self.blocks["train"]) // config.batch
@@ -105,19 +104,16 @@ class Training:
         self.recorder = StepRecorder(self.steps, device, source_alignment, measurements=1)  # the loss
         self.step_loss = torch.zeros((), device=device)
         self.best_perplexity, self.best_epoch, self.best_digest = math.inf, 0, ""
-        self.seconds_before = 0.0  # of this process
         self.start = self.last_save = time.monotonic()
         self.loss = MaskedLoss(self.model)
         self.trainer = _make_trainer(self, device)
-
-    # ------------------------------------------------------------------ what the Trainer's callbacks call
 
     def before_step(self, step: int) -> None:
         """Seed dropout from the step, whatever was drawn before."""
         torch.manual_seed(tokens.draw_seed(self.config.seed, step * 1009 + self.ranks.rank, tokens.DROPOUT))
 
-    def end_epoch(self, epoch: int) -> Progress:
-        """Log the metrics of an epoch, and keep the network if it is the best one so far."""
+    def end_epoch(self, epoch: int) -> float:
+        """Log the metrics of an epoch, and keep the network if it is the best one so far. Return the loss."""
         rows = self.recorder.values[(epoch - 1) * self.steps_per_epoch : epoch * self.steps_per_epoch]
         loss = self.ranks.add(rows[:, 0].double().mean())[0] / self.ranks.count  # the same on all ranks
         metrics = {"epoch": epoch, "loss": loss, "perplexity": self.perplexity("valid")}
@@ -128,7 +124,8 @@ class Training:
         if metrics["perplexity"] < self.best_perplexity:
             self.best_perplexity, self.best_epoch = metrics["perplexity"], epoch
             self.keep_model()
-        return Progress(epoch, self.config.epochs, metrics)
+        self.folder.report_progress(Progress(epoch, self.config.epochs, metrics))
+        return loss
 
     def is_save_due(self) -> bool:
         is_due = self.ranks.rank == 0 and time.monotonic() - self.last_save > self.save_every
@@ -141,7 +138,7 @@ class Training:
         self.ranks.wait()  # every rank has written its files
         if self.folder.writes:
             state = {
-                "values": values, "rows": self.folder.rows, "seconds": self.seconds(),
+                "values": values, "rows": self.folder.rows, "seconds": time.monotonic() - self.start,
                 "best": self.best_perplexity, "at": self.best_epoch, "best_digest": self.best_digest,
             }  # fmt: skip
             path = self.folder.path / checkpoints.FOLDER / f"checkpoint-{step}"
@@ -149,25 +146,19 @@ class Training:
             self.remove_other_models()
         self.last_save = time.monotonic()
 
-    def seconds(self) -> float:
-        """Return how long the trial has run, including the runs before a kill."""
-        return self.seconds_before + time.monotonic() - self.start
-
-    # ------------------------------------------------------------------ evaluation
-
     @torch.no_grad()
     def perplexity(self, part: str) -> float:
         """Return the perplexity of a part's masked tokens: the same ones for every network and rank count."""
         blocks, device = self.blocks[part], self.ranks.device
         total, count = (torch.zeros((), dtype=torch.float64, device=device) for _ in range(2))
         self.model.eval()
-        own_rows = range(self.ranks.rank, len(blocks), self.ranks.count)
+        own_rows = [
+            tokens.Row(blocks.ids[i], blocks.special[i], tokens.draw_seed(0, i, tokens.EVALUATION))
+            for i in range(self.ranks.rank, len(blocks), self.ranks.count)
+        ]
         for first in range(0, len(own_rows), EVALUATION_BATCH):
-            rows = [
-                tokens.Row(blocks.ids[i], blocks.special[i], tokens.draw_seed(0, i, tokens.EVALUATION))
-                for i in own_rows[first : first + EVALUATION_BATCH]
-            ]
-            batch = {key: value.to(device) for key, value in self.collate(rows).items()}
+            rows = self.collate(own_rows[first : first + EVALUATION_BATCH])
+            batch = {key: value.to(device) for key, value in rows.items()}
             predicted = (batch["labels"] != tokens.IGNORED).sum()
             with torch.compiler.set_stance("force_eager"):  # such a shape comes once per epoch
                 loss = self.loss(self.model, batch)
@@ -176,8 +167,6 @@ class Training:
         self.model.train()
         loss_sum, predicted_by_all = self.ranks.add(total, count)
         return math.exp(min(loss_sum / predicted_by_all, 700.0)) if predicted_by_all else math.nan
-
-    # ------------------------------------------------------------------ files
 
     def model_path(self, epoch: int) -> Path:
         """Return where the best network is: that of an epoch, or with its final name at the end of a run."""
@@ -199,7 +188,7 @@ class Training:
             if path != self.model_path(self.best_epoch):
                 remove_path(path)
 
-    def load(self) -> Path | None:
+    def load(self) -> str | None:
         """Load the newest intact checkpoint and return it. Damaged ones are removed."""
         leftovers = [self.folder.path / name for name in ("model", "embeddings")]  # of an earlier run
         for path in [*leftovers, self.folder.path / checkpoints.FOLDER] if self.folder.writes else []:
@@ -209,9 +198,14 @@ class Training:
         checkpoint, rows = None, []
         for path in checkpoints.list_checkpoints(self.folder.path):
             state = checkpoints.read_checkpoint(path)
-            if state is not None and self._has_best_model(state):
-                checkpoint, rows = path, list(state["rows"])
-                self._load_state(state)
+            if state is not None and self._has_best_model(state["at"], state["best_digest"]):
+                checkpoint, rows = str(path), list(state["rows"])
+                values: Tensor = state["values"]  # [ranks, steps, 2]
+                own = values[self.ranks.rank] if len(values) == self.ranks.count else values.mean(0)
+                self.recorder.load_state_dict({"values": own})
+                self.best_perplexity, self.best_epoch = state["best"], state["at"]
+                self.best_digest = state["best_digest"]
+                self.start -= state["seconds"]  # of the runs before a kill
                 break
             warnings.warn(f"{path} is damaged: continuing from the checkpoint before it", stacklevel=2)
             if self.folder.writes:
@@ -223,17 +217,10 @@ class Training:
         self.ranks.wait()
         return checkpoint
 
-    def _has_best_model(self, state: dict[str, Any]) -> bool:
-        """Return whether the network that a checkpoint names as the best is there and intact."""
-        path = self.model_path(state["at"])
-        return state["at"] == 0 or (path.is_dir() and digest_of_folder(path) == state["best_digest"])
-
-    def _load_state(self, state: dict[str, Any]) -> None:
-        values: Tensor = state["values"]  # [ranks, steps, 2]
-        own = values[self.ranks.rank] if len(values) == self.ranks.count else values.mean(0)
-        self.recorder.load_state_dict({"values": own})
-        self.best_perplexity, self.best_epoch = state["best"], state["at"]
-        self.best_digest, self.seconds_before = state["best_digest"], state["seconds"]
+    def _has_best_model(self, epoch: int, digest: str) -> bool:
+        """Return whether the best network that a checkpoint names is there and intact. There may be none."""
+        path = self.model_path(epoch)
+        return epoch == 0 or (path.is_dir() and digest_of_folder(path) == digest)
 
     def result(self) -> dict[str, Any]:
         rows = self.folder.rows
@@ -263,32 +250,12 @@ def _make_trainer(training: Training, device: torch.device) -> Any:
             return self.accelerator.prepare(loader)
 
         def training_step(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+            training.before_step(self.state.global_step)
             training.step_loss = backward(model, self._prepare_inputs(inputs))
             return training.step_loss
 
-    trainer = LabTrainer(
-        model=training.model,
-        args=trainer_arguments(config, training.folder.path, device, training.steps, ranks.count),
-        data_collator=training.collate,
-        train_dataset=tokens.EpochSequence(training.blocks["train"], config),
-        optimizers=(training.optimizer, None),
-        callbacks=[_make_callback(training)],
-    )
-    trainer.remove_callback(package.PrinterCallback)
-    trainer.model_accepts_loss_kwargs = False  # a masked-LM head takes the mean: nothing is to be counted
-    if trainer.args.n_gpu > 1:
-        raise LabError("the Trainer uses all GPUs it sees: set CUDA_VISIBLE_DEVICES, or start with torchrun")
-    return trainer
-
-
-def _make_callback(training: Training) -> Any:
-    package = transformers()
-
     class LabCallback(package.TrainerCallback):  # type: ignore[misc, name-defined]
         """The lab's part of a step."""
-
-        def on_step_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            training.before_step(state.global_step)
 
         def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             training.recorder.before_step(training.optimizer)
@@ -299,9 +266,8 @@ def _make_callback(training: Training) -> Any:
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             is_epoch_end = state.global_step % training.steps_per_epoch == 0
             if is_epoch_end:
-                progress = training.end_epoch(state.global_step // training.steps_per_epoch)
-                training.folder.report_progress(progress)
-                control.should_training_stop |= not math.isfinite(progress.metrics["loss"])
+                loss = training.end_epoch(state.global_step // training.steps_per_epoch)
+                control.should_training_stop |= not math.isfinite(loss)
             is_last = control.should_training_stop or state.global_step >= state.max_steps
             reads_clock = is_epoch_end or state.global_step % CLOCK_STEPS == 0
             control.should_save = is_last or (reads_clock and training.is_save_due())
@@ -309,27 +275,38 @@ def _make_callback(training: Training) -> Any:
         def on_save(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
             training.complete_checkpoint(state.global_step)
 
-    return LabCallback()
+    trainer = LabTrainer(
+        model=training.model,
+        args=trainer_arguments(config, training.folder.path, device, training.steps, ranks.count),
+        data_collator=training.collate,
+        train_dataset=tokens.EpochSequence(training.blocks["train"], config),
+        optimizers=(training.optimizer, None),
+        callbacks=[LabCallback()],
+    )
+    trainer.remove_callback(package.PrinterCallback)
+    trainer.model_accepts_loss_kwargs = False  # a masked-LM head takes the mean: nothing is to be counted
+    if trainer.args.n_gpu > 1:
+        raise LabError("the Trainer uses all GPUs it sees: set CUDA_VISIBLE_DEVICES, or start with torchrun")
+    return trainer
 
 
 def run(
     config: Config, folder: TrialFolder, data_folder: Path, device: torch.device, save_every: float = 60.0
 ) -> Iterator[Progress | None]:
-    """Fine-tune from the last checkpoint, then evaluate the best network.
+    """Fine-tune from the last checkpoint, then evaluate the best network and write what stays of the trial.
 
     The Trainer does not return before the end of training. So a process runs one trial at a time, and epochs
     are reported by `folder.report_progress` instead of being yielded.
     """
     training = Training(config, folder, data_folder, device, save_every)
     checkpoint = training.load()
-    steps_before = 0 if checkpoint is None else checkpoints.step_of(checkpoint)
     last_loss = float(folder.rows[-1]["loss"]) if folder.rows else 0.0
     if config.epochs == 0:
         training.trainer.accelerator.prepare(training.model)  # to its device
         training.best_perplexity = training.perplexity("valid")
         training.keep_model()
-    elif steps_before < training.steps and math.isfinite(last_loss):
-        training.trainer.train(resume_from_checkpoint=None if checkpoint is None else str(checkpoint))
+    elif training.recorder.steps_taken < training.steps and math.isfinite(last_loss):
+        training.trainer.train(resume_from_checkpoint=checkpoint)
     yield None
     result = training.result()
     if config.test and not result["diverged"]:
@@ -337,13 +314,8 @@ def run(
         best, _ = language.load_model(str(training.model_path(training.best_epoch)), 0)
         training.model.to(device).load_state_dict(best.state_dict())
         result["test"] = training.perplexity("test")
-    if folder.writes:
-        _finish(training, result, data_folder, device)
-
-
-def _finish(training: Training, result: dict[str, Any], data_folder: Path, device: torch.device) -> None:
-    """Score the best network, and write the files that stay and the result."""
-    folder, config = training.folder, training.config
+    if not folder.writes:
+        return
     training.remove_other_models()
     if not config.test or result["diverged"]:
         remove_path(training.model_path(training.best_epoch))
@@ -353,5 +325,5 @@ def _finish(training: Training, result: dict[str, Any], data_folder: Path, devic
             scoring.score_trial(folder.path, config.tasks, data_folder, device)
     if not result["diverged"]:
         training.recorder.write_alignment(folder)
-    folder.finish(result, training.seconds(), device)
+    folder.finish(result, time.monotonic() - training.start, device)
     remove_path(folder.path / checkpoints.FOLDER)

@@ -14,15 +14,12 @@ CORRECTED = "AdaTAMW, bias correction, a fifth of the lrs"
 UNTUNED = "not fine-tuned"
 PAIRS = ((ADATAMW, ADAMW), (FIFTH, ADAMW), (ADATAMW, FIVE_TIMES), (CORRECTED, ADAMW))  # compared on MTEB
 
-
-def make_variants(grid: tuple[float, ...] = GRID) -> tuple[Variant, ...]:
-    """Return all variants, with this grid."""
-    fifth, five_times = tuple(lr / 5 for lr in grid), tuple(lr * 5 for lr in grid)
-    return (
-        Variant(ADAMW, "adamw", grid, NO_DECAY),
-        Variant(ADATAMW, "adatamw", grid, NO_DECAY, against=(FIVE_TIMES,)),
-        Variant(FIFTH, "adatamw", fifth, NO_DECAY),
-        Variant(FIVE_TIMES, "adamw", five_times, NO_DECAY),
-        Variant(CORRECTED, "adatamw", fifth, {**NO_DECAY, "bias_correction": True}),
-        Variant(UNTUNED, "adamw", grid[:1], NO_DECAY, {"epochs": 0}, versus=""),
-    )
+FIFTH_GRID, FIVE_TIMES_GRID = tuple(lr / 5 for lr in GRID), tuple(lr * 5 for lr in GRID)
+VARIANTS = (
+    Variant(ADAMW, "adamw", GRID, NO_DECAY),
+    Variant(ADATAMW, "adatamw", GRID, NO_DECAY, against=(FIVE_TIMES,)),
+    Variant(FIFTH, "adatamw", FIFTH_GRID, NO_DECAY),
+    Variant(FIVE_TIMES, "adamw", FIVE_TIMES_GRID, NO_DECAY),
+    Variant(CORRECTED, "adatamw", FIFTH_GRID, {**NO_DECAY, "bias_correction": True}),
+    Variant(UNTUNED, "adamw", GRID[:1], NO_DECAY, {"epochs": 0}, versus=""),
+)

@@ -1,7 +1,8 @@
 """Seven of MTEB's datasets, read from their official files below DATA/embedding. Nothing here needs mteb.
 
-`tasks.py` turns them into mteb's tasks and says where they differ from MTEB's data on the hub. Stored scores
-carry a digest of the data's repr, so the names of these classes and of their fields must not change.
+`scoring.py` turns them into mteb's tasks. `notes.toml` says where they differ from MTEB's data on the hub.
+Stored scores carry a digest of the data's repr, so the names of these classes and of their fields must not
+change.
 """
 
 from __future__ import annotations
@@ -105,6 +106,7 @@ class Search:
 
 
 Data = Pairs | Classes | Clusters | Search
+Columns = tuple[str, ...] | tuple[int, ...]
 
 
 def is_local(task: str, data_folder: Path) -> bool:
@@ -125,19 +127,6 @@ def read_task(task: str, data_folder: Path) -> Data:
     return READERS[task](data_folder / "embedding")
 
 
-# How tables are read: the separator, and the columns by name, or by number if the first line has no names.
-SPECS: dict[str, tuple[str, tuple[str, ...] | tuple[int, ...]]] = {
-    "stsbenchmark/sts-test.csv": ("\t", (5, 6, 4)),
-    "sick/SICK.txt": ("\t", ("sentence_A", "sentence_B", "relatedness_score")),
-    "biosses/biosses.csv": (",", ("sentence1", "sentence2", "score")),
-    "banking77/train.csv": (",", ("text", "category")),
-    "banking77/test.csv": (",", ("text", "category")),
-    "emotion/train.txt": (";", (0, 1)),
-    "emotion/test.txt": (";", (0, 1)),
-    "scifact/qrels/test.tsv": ("\t", ("query-id", "corpus-id", "score")),
-}
-
-
 @contextmanager
 def _naming(path: Path) -> Iterator[None]:
     """Raise what goes wrong inside as a DataError that names the file."""
@@ -147,14 +136,13 @@ def _naming(path: Path) -> Iterator[None]:
         raise DataError(f"{path} cannot be read: {type(error).__name__}: {error}") from error
 
 
-def _read_columns(folder: Path, name: str) -> list[list[str]]:
-    """Return the columns of a table, in the order of its spec."""
+def _read_columns(path: Path, separator: str, columns: Columns) -> list[list[str]]:
+    """Return columns of a table: by name, or by number if the first line has no names."""
     import pandas
 
-    separator, columns = SPECS[name]
-    with _naming(folder / name):
+    with _naming(path):
         table = pandas.read_csv(
-            folder / name, sep=separator, usecols=list(columns), dtype=str, keep_default_na=False,
+            path, sep=separator, usecols=list(columns), dtype=str, keep_default_na=False,
             header=None if isinstance(columns[0], int) else 0, index_col=False,
             # Only in files with commas is a quotation mark more than a letter.
             quoting=csv.QUOTE_MINIMAL if separator == "," else csv.QUOTE_NONE,
@@ -175,20 +163,22 @@ def _read_json_lines(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def _read_pairs(name: str, folder: Path) -> Pairs:
-    first, second, scores = _read_columns(folder, name)
+def _read_pairs(name: str, separator: str, columns: Columns, folder: Path) -> Pairs:
+    first, second, scores = _read_columns(folder / name, separator, columns)
     with _naming(folder / name):
         return Pairs(first, second, [float(score) for score in scores])
 
 
-def _read_classes(per_label: int, paths: tuple[str, str], classes: Sequence[str], folder: Path) -> Classes:
+def _read_classes(
+    per_label: int, name: str, separator: str, columns: Columns, classes: Sequence[str], folder: Path
+) -> Classes:
     """Return training and test texts. Without `classes`, they are the training labels in alphabetic order."""
     parts = []
-    for name in paths:
-        texts, labels = _read_columns(folder, name)
+    for path in (folder / name.format("train"), folder / name.format("test")):
+        texts, labels = _read_columns(path, separator, columns)
         first = int(labels[0] == "label_name")  # some copies of emotion begin with a line of names
         classes = classes or sorted(set(labels), key=str.lower)
-        with _naming(folder / name):
+        with _naming(path):
             number = {label: i for i, label in enumerate(classes)}
             parts.append(Labelled(texts[first:], [number[label] for label in labels[first:]]))
     return Classes(parts[0], parts[1], per_label)
@@ -231,10 +221,10 @@ def _title(post: bytes) -> str:
 
 def _read_scifact(folder: Path) -> Search:
     relevant: dict[str, dict[str, int]] = {}
-    answers = "scifact/qrels/test.tsv"
-    rows = zip(*_read_columns(folder, answers), strict=True)
-    with _naming(folder / answers):
-        for query, document, score in rows:
+    path = folder / "scifact/qrels/test.tsv"
+    columns = _read_columns(path, "\t", ("query-id", "corpus-id", "score"))
+    with _naming(path):
+        for query, document, score in zip(*columns, strict=True):
             relevant.setdefault(query, {})[document] = int(score)
     with _naming(path := folder / "scifact/corpus.jsonl"):
         documents = [Document(row["_id"], row["title"], row["text"]) for row in _read_json_lines(path)]
@@ -262,12 +252,13 @@ def _generate_pairs(folder: Path) -> Pairs:
 
 
 READERS: Mapping[str, Callable[[Path], Data]] = {
-    "STSBenchmark": partial(_read_pairs, "stsbenchmark/sts-test.csv"),
-    "SICK-R": partial(_read_pairs, "sick/SICK.txt"),
-    "BIOSSES": partial(_read_pairs, "biosses/biosses.csv"),
-    "Banking77Classification": partial(_read_classes, 8, ("banking77/train.csv", "banking77/test.csv"), ()),
-    "EmotionClassification": partial(_read_classes, 16, ("emotion/train.txt", "emotion/test.txt"), EMOTIONS),
+    "STSBenchmark": partial(_read_pairs, "stsbenchmark/sts-test.csv", "\t", (5, 6, 4)),
+    "SICK-R": partial(_read_pairs, "sick/SICK.txt", "\t", ("sentence_A", "sentence_B", "relatedness_score")),
+    "BIOSSES": partial(_read_pairs, "biosses/biosses.csv", ",", ("sentence1", "sentence2", "score")),
+    "Banking77Classification": partial(_read_classes, 8, "banking77/{}.csv", ",", ("text", "category"), ()),
+    "EmotionClassification": partial(_read_classes, 16, "emotion/{}.txt", ";", (0, 1), EMOTIONS),
     "TwentyNewsgroupsClustering": _read_twentynewsgroups,
     "SciFact": _read_scifact,
     GENERATED: _generate_pairs,
 }
+TASKS = tuple(task for task in READERS if task != GENERATED)
