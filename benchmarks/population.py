@@ -16,17 +16,16 @@ from statistics import median
 import torch
 
 from tam.lab.core.environment import describe_machine
-from tam.lab.core.study import Population
 from tam.lab.engines.worker import configure_torch
-from tam.lab.experiments.online.population import Config
+from tam.lab.experiments.online.population import Config, Population
 from tam.lab.experiments.online.studies import DELTAS, GRID
 
 
 def configs(depth: int) -> list[Config]:
-    """The paper's grids: three optimizers, four lrs, three deltas, five seeds."""
+    """Return the paper's grids: three optimizers, four lrs, three deltas, five seeds."""
     lrs = {"sgd": GRID, "sgdm": GRID, "tam": tuple(2 * lr for lr in GRID)}
     return [
-        Config(depth, delta, name, lr, seed, epochs=1)
+        Config(depth=depth, delta=delta, optimizer=name, lr=lr, seed=seed, epochs=1)
         for name in lrs
         for lr in lrs[name]
         for delta in DELTAS
@@ -34,20 +33,20 @@ def configs(depth: int) -> list[Config]:
     ]
 
 
-def seconds(depth: int, data: Path, device: torch.device, passes: int) -> list[float]:
-    """Of each pass after the first."""
+def time_passes(depth: int, data: Path, device: torch.device, passes: int) -> list[float]:
+    """Return the seconds of each pass after the first."""
     members = configs(depth)
     population = Population(members, data, device, [None] * len(members))
-    population.begin(0)
-    found = []
+    population.begin_task(0)
+    seconds = []
     for number in range(passes + 1):
         begin = time.perf_counter()
-        population.draw(0, number)
+        population.begin_pass(0, number)
         for _ in range(population.steps):
             population.step()
         torch.cuda.synchronize()
-        found.append(time.perf_counter() - begin)
-    return found[1:]
+        seconds.append(time.perf_counter() - begin)
+    return seconds[1:]
 
 
 def main() -> None:
@@ -60,16 +59,16 @@ def main() -> None:
     arguments = parser.parse_args()
     device = torch.device("cuda")
     configure_torch(device)
-    found = {}
+    timings = {}
     for depth in (2, 4):
         with torch.cuda.stream(torch.cuda.Stream()):
-            each = seconds(depth, arguments.data, device, arguments.passes)
-        found[f"{depth} hidden layers"] = {"pass_s": each, "task_s": 40 * median(each)}
-        print(f"depth {depth}: {40 * median(each):.1f} s a task of 180 networks")
+            seconds = time_passes(depth, arguments.data, device, arguments.passes)
+        timings[f"{depth} hidden layers"] = {"pass_s": seconds, "task_s": 40 * median(seconds)}
+        print(f"depth {depth}: {40 * median(seconds):.1f} s per task of 180 networks")
     if arguments.out:
         versions = describe_machine(device)
-        told = {"hardware": versions.pop("hardware"), "versions": versions, "rounds": arguments.passes}
-        text = json.dumps({**told, "population": found}, indent=1)
+        head = {"hardware": versions.pop("hardware"), "versions": versions, "rounds": arguments.passes}
+        text = json.dumps({**head, "population": timings}, indent=1)
         arguments.out.write_text(text + "\n", encoding="utf-8")
 
 

@@ -15,6 +15,7 @@ from torch.nn.functional import cross_entropy
 from tam.lab.core.errors import DataError
 from tam.lab.core.plan import Plan
 from tam.lab.core.results import load_results
+from tam.lab.core.runner import check_trial
 from tam.lab.core.store import TrialFolder
 from tam.lab.data import streams
 from tam.lab.experiments.continual import trial as continual
@@ -201,16 +202,16 @@ def test_clear_is_read_from_its_folders(train: str, tmp_path: Path) -> None:
 def test_what_is_missing_of_clear_is_named(tmp_path: Path) -> None:
     trial = config(stream="clear")
     with pytest.raises(DataError, match=r"clear is incomplete: 20 of 20 files missing .*CLEAR-10 is at"):
-        continual.check(trial, tmp_path)
+        check_trial(EXPERIMENT, trial, tmp_path)
     write_clear(tmp_path)
-    continual.check(trial, tmp_path)
+    check_trial(EXPERIMENT, trial, tmp_path)
     bad = tmp_path / "clear10" / "train" / "labeled_images" / "3" / "laptop" / "0.jpg"
     bad.write_bytes(b"no image")
     with pytest.raises(DataError, match=r"3/laptop/0.jpg cannot be read"):
         streams.clear(tmp_path, 8, seed=0)
     (tmp_path / "clear10" / "test" / "labeled_images" / "7").rename(tmp_path / "elsewhere")
     with pytest.raises(DataError, match=r"1 of 20 files missing .*test/labeled_images/7"):
-        continual.check(trial, tmp_path)
+        check_trial(EXPERIMENT, trial, tmp_path)
 
 
 @pytest.mark.parametrize("mistake", [{"method": "ewc"}, {"passes": 0}, {"strength": -1.0}, {"model": "vgg"}])

@@ -10,6 +10,8 @@ import pytest
 import torch
 
 from tam.lab.core.errors import DataError, LabError
+from tam.lab.core.registry import get_experiment
+from tam.lab.core.runner import check_trial
 from tam.lab.core.store import TrialFolder, digest_of
 from tam.lab.data import movielens
 from tam.lab.experiments.graph import trial as graph
@@ -65,7 +67,7 @@ def test_other_files_are_named(ratings: str, movies: str, message: str, tmp_path
     with pytest.raises(DataError, match=message):
         movielens.read(tmp_path)
     with pytest.raises(DataError, match=r"ml-latest-small/ratings.csv is damaged or not the official file"):
-        graph.check(config(data="movielens"), tmp_path)
+        check_trial(get_experiment("graph"), config(data="movielens"), tmp_path)
 
 
 def dense(training: graph.Training) -> dict[str, torch.Tensor]:

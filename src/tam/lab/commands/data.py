@@ -20,10 +20,10 @@ Name = Annotated[str, typer.Argument(help=f"One of {', '.join(NAMES)}.", autocom
 
 
 def sets_needed(plan: Plan) -> list[str]:
-    """Return the data sets that a study's trials name in their configuration."""
+    """Return the data sets that a study's trials need."""
     variant = plan.study.variant(plan.study.baseline)
     config = plan.trial(variant, (*variant.lrs, 1.0)[0], plan.study.seeds[0], test=False)
-    return [value for value in vars(config).values() if isinstance(value, str) and value in sets.SETS]
+    return plan.experiment.data_sets(config)
 
 
 def list_data(data: DataFolder = None) -> None:

@@ -59,7 +59,8 @@ class Experiment:
     curves: tuple[Curve, ...]
     metrics: tuple[Metric, ...] = ()  # those that progress lines show, in this order
     options: tuple[RunOption, ...] = ()
-    check: Callable[[Any, Path], None] = lambda config, data_folder: None  # raises if data is missing
+    data_fields: tuple[str, ...] = ("data",)  # of the config: they name the data sets that a trial needs
+    check: Callable[[Any, Path], None] = lambda config, data_folder: None  # raises if more is missing
     claims: tuple[int, ...] = ()  # of the paper, by number (docs/registered.md)
     extras: ReportExtras = field(default_factory=ReportExtras)
     runs_on_ranks: bool = False  # a trial can use all ranks of a torchrun job
@@ -70,6 +71,13 @@ class Experiment:
     override: Callable[[Study, Mapping[str, Any]], Study] = lambda study, overrides: replace(
         study, workload={**study.workload, **overrides}
     )  # returns a study with what the options add to its workload
+
+    def data_sets(self, config: TrialConfig) -> list[str]:
+        """Return the data sets that a trial needs. Generated data is none."""
+        from tam.lab.data.files import SETS  # with what reads images: `tam lab --help` needs none of that
+
+        names = [str(getattr(config, field, "")) for field in self.data_fields]
+        return [name for name in names if name in SETS]
 
 
 @cache

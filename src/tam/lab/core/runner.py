@@ -8,15 +8,18 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
 
+from tam.lab.core.config import TrialConfig
 from tam.lab.core.errors import LabError
 from tam.lab.core.plan import Plan
 from tam.lab.core.registry import Experiment, get_experiment
 from tam.lab.core.results import load_results
 from tam.lab.core.selection import Selection, remember_selection, select_plans
+from tam.lab.data import files
 from tam.lab.engines import torchrun
 from tam.lab.engines.events import EventHandler, Job, Notice, RoundStarted, RunLocation
 from tam.lab.engines.local import LocalEngine
@@ -114,7 +117,14 @@ def _check(
     check_device(location.device, torch.cuda.device_count() if address is None else sys.maxsize)
     for plan in plans:
         for _, trial in plan.to_run()[:1]:
-            experiment.check(trial, location.data)
+            check_trial(experiment, trial, location.data)
+
+
+def check_trial(experiment: Experiment, trial: TrialConfig, data_folder: Path) -> None:
+    """Raise if data, a package or anything else that a trial needs is missing."""
+    for name in experiment.data_sets(trial):
+        files.check(name, files.find(name, data_folder), data_folder)
+    experiment.check(trial, data_folder)
 
 
 def check_device(name: str, gpus: int) -> None:

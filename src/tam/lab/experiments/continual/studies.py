@@ -112,7 +112,7 @@ WITHOUT_LOWER = [presets.without(one, LOWER, TWICE) for one in (*CLEAR, *DRIFTIN
 
 EXPERIMENT = Experiment(
     name="continual", title="Continual learning (the paper's appendix)", run=trial.run, config=trial.Config,
-    check=trial.check, choices=NOTES["choices"], options=(CHECKPOINT_OPTION,), claims=(21,),
+    data_fields=("stream",), choices=NOTES["choices"], options=(CHECKPOINT_OPTION,), claims=(21,),
     presets={
         "paper": CLEAR,
         "drift": DRIFTING,

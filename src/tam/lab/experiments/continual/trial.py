@@ -22,7 +22,7 @@ from torch.nn.functional import cross_entropy, log_softmax, softmax
 from tam.lab.core.config import TrialConfig
 from tam.lab.core.errors import LabError
 from tam.lab.core.store import TrialFolder
-from tam.lab.data import files, find, moments, streams
+from tam.lab.data import moments, streams
 from tam.lab.models import get_model
 from tam.lab.training.augmentation import BatchDraws, augment, normalize, per_channel
 from tam.lab.training.cuda_graph import CapturedStep
@@ -52,11 +52,6 @@ class Config(TrialConfig):
             raise ValueError(f"method must be 'naive' or 'lwf', got {self.method!r}")
         if min(self.epochs, self.passes, self.batch) < 1 or self.strength < 0:
             raise ValueError("epochs, passes and batch must be at least 1, strength must not be negative")
-
-
-def check(config: Config, data_folder: Path) -> None:
-    """Raise LabError if the images of a trial are missing."""
-    files.check(config.stream, find(config.stream, data_folder), data_folder)
 
 
 @cache

@@ -56,11 +56,9 @@ class Config(TrialConfig):
 
 
 def check(config: Config, data_folder: Path) -> None:
-    """Raise an error if ratings or packages are missing."""
+    """Raise an error if a package is missing."""
     if importlib.util.find_spec("torch_geometric") is None:
         raise LabError("graph needs the package torch_geometric: pip install 'torque-aware-momentum[graph]'")
-    if config.data == "movielens":
-        files.check("movielens", find("movielens", data_folder), data_folder)
 
 
 def generate_ratings(users: int) -> movielens.Ratings:

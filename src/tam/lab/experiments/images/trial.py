@@ -25,7 +25,7 @@ import tam
 from tam.lab.core.config import TrialConfig
 from tam.lab.core.errors import LabError
 from tam.lab.core.store import TrialFolder
-from tam.lab.data import ImageData, files, find, load, split
+from tam.lab.data import ImageData, load, split
 from tam.lab.models import get_model
 from tam.lab.training.augmentation import BatchDraws, augment, normalize, per_channel
 from tam.lab.training.cuda_graph import CapturedStep
@@ -81,8 +81,7 @@ class Config(TrialConfig):
 
 
 def check(config: Config, data_folder: Path) -> None:
-    """Raise LabError if data or a package that a trial needs is missing."""
-    files.check(config.data, find(config.data, data_folder), data_folder)
+    """Raise LabError if a package that a trial needs is missing."""
     if config.model == "vit" and importlib.util.find_spec("timm") is None:
         raise LabError("the model vit needs the package timm: pip install timm")
 

@@ -19,7 +19,6 @@ from torch import Tensor
 
 from tam.lab.core.alignment import keep_levels
 from tam.lab.core.store import TrialFolder
-from tam.lab.data import files, find
 from tam.lab.experiments.online.population import Config, Population
 from tam.lab.training.loop import Progress, check_source_length, load_source_alignment
 
@@ -28,11 +27,6 @@ def kind_of(config: Config) -> str:
     """Return the kind of a trial. Trials of one kind can be one population."""
     names = ("depth", "width", "epochs", "passes", "batch", "data", "held_out")
     return ", ".join(f"{name} {getattr(config, name)}" for name in names)
-
-
-def check(config: Config, data_folder: Path) -> None:
-    """Raise an error if the data is missing."""
-    files.check(config.data, find(config.data, data_folder), data_folder)
 
 
 def slope_per_task(values: Sequence[float]) -> float:
