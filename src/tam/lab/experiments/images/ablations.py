@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 from tam.lab.core import presets
 from tam.lab.core.study import Study, Variant
 from tam.lab.experiments.images.studies import DECAY, NOTES, TITLES, TUNED, image_experiment, image_study
@@ -29,11 +32,27 @@ def ema_study(name: str) -> Study:
     return image_study(f"ema-{name}", title, variants, data=data, model=model, paper=PAPER_EMA[name], **TUNED)
 
 
+def registered() -> tuple[Study, ...]:
+    """Return the studies of claims 8 and 9 in docs/registered.md, each at an equal effective lr."""
+    tam, adatam = Variant("TAM", "tam", (0.2,), DECAY), Variant("AdaTAM", "adatam", (1e-4,), DECAY)
+    without = replace(tam, name="TAM, smoothing 0", options={**DECAY, "smoothing": 0.0})
+    averaged = Variant("AdaTAM2 at 0.0005", "adatam", (5e-4,), {**DECAY, "ema": True})
+    more: dict[str, Any] = {"seeds": tuple(range(3, 12)), "margin": 0.3}
+    return (
+        image_study("smoothing", "Smoothing 0 and 0.9: ResNet18 on CIFAR-10", (tam, without), **more),
+        image_study("ema", "AdaTAM2 and AdaTAM: ResNet18 on CIFAR-10", (adatam, averaged), **more),
+    )
+
+
 STUDIES = (*map(gamma_study, PAPER_GAMMA), *map(ema_study, PAPER_EMA))
 
 EXPERIMENT = image_experiment(
     name="ablations",
     title="The smoothing gamma, and AdaTAM2 (the paper's appendix)",
-    presets={**presets.presets(STUDIES), "smoke": (presets.tiny(STUDIES[0]), presets.tiny(STUDIES[2]))},
+    presets={
+        **presets.presets(STUDIES),
+        "registered": registered(),
+        "smoke": (presets.tiny(STUDIES[0]), presets.tiny(STUDIES[2])),
+    },
     claims=(8, 9),
 )

@@ -6,7 +6,7 @@ The paper's grids are decades. Those of `fair` are half decades in one range of 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -106,6 +106,17 @@ def registered(with_controls: bool = False) -> Study:
     return study("cifar10", "resnet18", 1e-4, compared, seeds=seeds, margin=0.3)
 
 
+def registered_adaptive() -> Study:
+    """Return the study of claim 4 in docs/registered.md. Adam at 5e-4 has AdaTAM's effective lr."""
+    lrs = {"AdaTAM": 1e-4, "Adam at 0.0005": 5e-4, "Adam": 1e-3, "AngularGrad": 1e-3}
+    compared = [Variant(name, name.split()[0].lower(), (lr,), DECAY) for name, lr in lrs.items()]
+    compared[0] = replace(compared[0], versus="Adam at 0.0005", against=("AngularGrad",))
+    title, seeds = "Adaptive optimizers: ResNet18 on CIFAR-10, weight decay 0.0001", tuple(range(3, 16))
+    return image_study(
+        "cifar10-adaptive", title, compared, baseline="Adam at 0.0005", seeds=seeds, margin=0.3
+    )
+
+
 def smoke() -> Study:
     """Return a network of 5,000 parameters on digits: less than a minute on two CPU cores."""
     compared, workload = variants(1e-4, SMOKE_LRS), {"epochs": 2, "batch": 64, "held_out": 300}
@@ -122,6 +133,7 @@ EXPERIMENT = image_experiment(
         "fair": tuple(map(presets.fair, paper())),
         "lr": (at_paper_lrs(1e-4), at_paper_lrs(5e-4)),
         "registered": (registered(),), "registered-controls": (registered(with_controls=True),),
+        "registered-adaptive": (registered_adaptive(),),
         # Minutes on one GPU. The paper's figures are of 200 epochs.
         "quick": (study("cifar10", "resnet18", 5e-4, variants(5e-4, TWO_LRS), epochs=20, paper={}),),
         "smoke": (smoke(),),

@@ -10,15 +10,15 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tam.lab.core import presets
+from tam.lab.core import controls, presets
 from tam.lab.core.errors import LabError
 from tam.lab.core.registry import Experiment, ReportExtras, RunOption
-from tam.lab.core.study import Curve, Metric, Study
+from tam.lab.core.study import Curve, Metric, Study, Variant
 from tam.lab.core.toml import read_toml
 from tam.lab.experiments.llm import report_extras as extras
 from tam.lab.experiments.llm import trial
 from tam.lab.experiments.llm.mteb.local_data import GENERATED, TASKS
-from tam.lab.experiments.llm.variants import ADAMW, FIFTH, FIVE_TIMES, UNTUNED, VARIANTS
+from tam.lab.experiments.llm.variants import ADAMW, ADATAMW, FIFTH, FIVE_TIMES, NO_DECAY, UNTUNED, VARIANTS
 from tam.lab.models.language import TINY, register_model
 
 NOTES = read_toml(Path(__file__).parent / "notes.toml")
@@ -46,6 +46,17 @@ def fair(epochs: int) -> Study:
     whole = study("encoder", None, epochs)
     tuned = presets.fair(presets.without(whole, FIFTH, FIVE_TIMES, UNTUNED), middle=1e-5)
     return replace(tuned, variants=(*tuned.variants, whole.variant(UNTUNED)))
+
+
+def registered(epochs: int) -> Study:
+    """Return the study of claim 10's stand-in in docs/registered.md, with its controls."""
+    adamw, adatamw = (
+        Variant(ADAMW, "adamw", (5e-5,), NO_DECAY),
+        Variant(ADATAMW, "adatamw", (1e-5,), NO_DECAY),
+    )
+    constant = [one for one in controls.controls(adatamw) if one.damping == "mean"]
+    variants = (adamw, adatamw, *constant, controls.another_seeds_damping(adatamw))
+    return replace(study("encoder", None, epochs), variants=variants, seeds=(3, 4, 5), tuning_seeds=())
 
 
 def smoke(epochs: int) -> Study:
@@ -79,6 +90,7 @@ EXPERIMENT = Experiment(
         "paper": tuple(study(name, model, n) for name, model in MODELS.items() for n in EPOCHS),
         "encoder": tuple(study("encoder", None, n) for n in EPOCHS),
         "fair": tuple(fair(n) for n in EPOCHS),
+        "registered": tuple(registered(n) for n in EPOCHS),
         "quick": (replace(study("encoder", None, 1), seeds=(0,)),),
         "smoke": (smoke(1), smoke(2)),
     },

@@ -82,6 +82,30 @@ def late_study() -> Study:
     return replace(planned, variants=variants, choices={**planned.choices, **NOTES["late"]})
 
 
+def registered(with_controls: bool = False) -> tuple[Study, ...]:
+    """Return the studies of claims 15 to 18 in docs/registered.md. `with_controls` adds replayed damping."""
+    whole = study(0.1, (25, 50), keep=False, epochs=100)
+    names = ("TAM", HALF_LR, "SGDM, halved at 25", "SGDM, halved at 50",
+             "TAM until 25, then SGDM", "TAM until 50, then SGDM")  # fmt: skip
+    warmups = whole.only(names, None)
+    for tam in [one for one in warmups.variants if one.optimizer == "tam"] if with_controls else ():
+        constant = [one for one in controls.controls(tam) if one.damping == "mean"]
+        added = (*constant, controls.another_seeds_damping(tam))
+        warmups = replace(warmups, variants=(*warmups.variants, *added))
+    forked = [
+        Variant(f"{name} {lr}, from {at}", name.lower(), (lr,), DECAY, {"at": at}, versus)
+        for at in (5, 50)
+        for name, lr, versus in (
+            ("SGDM", 0.1, ""), ("SGDM", 0.05, ""), ("TAM", 0.1, f"SGDM 0.05, from {at}"),
+        )
+    ]  # fmt: skip
+    barriers = fork_study("tail", (5, 50), **{**QUARTER, "keep_at": (5, 50)})
+    barriers = replace(barriers, name="claim-17", variants=tuple(forked), baseline=forked[0].name)
+    seeds = tuple(range(3, 11))  # stored trials have 0 to 2
+    warmups = replace(warmups, name="claims-15-16-18", title="Warm-up, TAM at 0.1, all images", margin=0.5)
+    return tuple(replace(one, seeds=seeds) for one in (warmups, barriers))
+
+
 QUARTER: dict[str, Any] = {"limit": 10_000, "epochs": 100, "keep_at": (5, 25, 50)}
 SMALL: dict[str, Any] = {
     "data": "digits", "model": "tiny", "batch": 64, "held_out": 300, "limit": 256, "epochs": 5,
@@ -122,6 +146,7 @@ EXPERIMENT = image_experiment(
             *(fork_study(schedule, QUARTER["keep_at"], **QUARTER) for schedule in ("constant", "tail")),
         ),
         "long": on_a_quarter(long_study(0.2)),
+        "registered": registered(), "registered-controls": registered(with_controls=True),
         "late": on_a_quarter(late_study(), fork_study("constant", (100, 150), limit=10_000)),
         "smoke": smoke(),
     },
