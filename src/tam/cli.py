@@ -91,7 +91,8 @@ def main() -> None:
     try:
         build()()
     except LabError as error:
-        sys.exit(f"tam: {error}")
+        print(f"tam: {error}", file=sys.stderr)
+        sys.exit(error.exit_status)
     except ModuleNotFoundError as missing:
         extra = EXTRAS.get((missing.name or "").partition(".")[0])
         if extra is None:

@@ -66,6 +66,18 @@ def test_an_experiment_that_cannot_be_loaded_disables_no_other(checkout: Path) -
     assert done.returncode == 1 and "Traceback" not in done.stderr and "no_such_package" in done.stderr
 
 
+def test_mistakes_in_a_new_experiment_are_named(checkout: Path) -> None:
+    experiments = checkout / "tam" / "lab" / "experiments"
+    (experiments / "fresh").mkdir()
+    shutil.copy(experiments / "toy" / "studies.py", experiments / "fresh")
+    done = run_process("lab", "run", "fresh", PYTHONPATH=str(checkout))
+    assert done.returncode == 1
+    assert done.stderr == f"tam: {experiments / 'fresh'} has no __init__.py: add an empty one\n"
+    shutil.copytree(experiments / "toy", experiments / "fresh", dirs_exist_ok=True)
+    done = run_process("lab", "run", "fresh", PYTHONPATH=str(checkout))
+    assert "the name of EXPERIMENT must be 'fresh', got 'toy'" in done.stderr
+
+
 def test_a_package_of_an_experiment_can_have_commands(tmp_path: Path) -> None:
     shutil.copytree(SOURCE / "tam", tmp_path / "tam", ignore=shutil.ignore_patterns("__pycache__"))
     package = tmp_path / "tam" / "lab" / "experiments" / "extra"

@@ -140,6 +140,26 @@ def test_failures_notices_and_busy_trials_are_shown(clock: Clock, capsys: pytest
     assert "1/1 trials" in output.splitlines()[-1]
 
 
+def test_a_trial_that_is_resumed_says_from_where(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
+    (job,) = jobs(1)
+    with ProgressDisplay() as display:
+        display(TrialStarted(job, 2))
+    assert capsys.readouterr().err == f"trial 0 ({job.key}): continued from epoch 2 of 4\n"
+
+
+def test_a_traceback_is_shown_once(clock: Clock, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setenv("FORCE_COLOR", "1")  # a terminal shows failures, too
+    monkeypatch.setenv("COLUMNS", "200")
+    one, two, three = jobs(3)
+    with ProgressDisplay() as display:
+        for job in (one, two):
+            display(TrialFailed(job, "Traceback:\nValueError: bad", reason="ValueError: bad"))
+        display(TrialFailed(three, "no data", stops_run=True))  # the run ends with this message
+    output = capsys.readouterr().err
+    assert output.count("Traceback:") == 1 and f"trial 1 ({two.key}): failed, too: ValueError: bad" in output
+    assert f"trial 2 ({three.key}): failed\n" in output and "no data" not in output
+
+
 def test_a_terminal_has_a_table(clock: Clock, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     declare(monkeypatch, Metric("validation", ".1f", True))
     monkeypatch.setenv("FORCE_COLOR", "1")

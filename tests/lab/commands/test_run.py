@@ -31,6 +31,7 @@ def test_a_run_is_done_once(folder: Path) -> None:
     stamps = {path: path.stat().st_mtime_ns for path in folder.glob("trials/*/result.json")}
     code, output = tam_lab("run", "images", "--preset", "smoke", "--out", folder, "--device", "cpu")
     assert code == 0 and "trials to run" not in output
+    assert "all 10 trials are finished: nothing to run\n" in output and ": done. For a report" in output
     assert {path: path.stat().st_mtime_ns for path in folder.glob("trials/*/result.json")} == stamps
     assert selections_of(load_existing_results(folder)) == [Selection("images", "smoke")]
 
@@ -142,6 +143,9 @@ def test_the_report_in_a_browser(folder: Path, tmp_path: Path) -> None:
         (["score", "X", "--tasks", "BIOSSES, Nonsense"], "MTEB has no task 'Nonsense'"),
         (["status", "X"], "No such folder: "),
         (["report", "X", "-o", "X.html"], "No such folder: "),
+        (["pack", "X", "-o", "X.zip"], "X.zip: must end in .xz"),
+        (["run", "toy", "--dry-run", "--engine", "dask", "--out", "X"], "must be one of local, ray"),
+        (["run", "toy", "--dry-run", "--device", "cuda:9", "--out", "X"], "--device cuda:9: no such GPU"),
         (["data", "check", "cifar10", "--data", "X"], "cifar10 is incomplete: 6 of 6 files missing"),
         (["data", "get", "mnist", "--data", "X"], "no data set 'mnist'; there are cifar10"),
     ],
@@ -233,7 +237,9 @@ def test_ctrl_c_ends_cleanly_and_says_how_to_go_on(how: signal.Signals, engine: 
         assert any(begins in line for line in lines)
         process.send_signal(how)
         rest = "".join(lines)
-        assert process.wait() == 1 and "stopped. The same command continues from the last checkpoints" in rest
+        assert (
+            process.wait() == 130 and "stopped. The same command continues from the last checkpoints" in rest
+        )
     assert "Traceback" not in rest
     assert tam_lab(*arguments)[0] == 0  # and it does
 
@@ -285,12 +291,14 @@ def test_a_dry_run_shows_trials_and_data_and_writes_nothing(tmp_path: Path) -> N
     assert "digits-tiny: 2 trials now, about 10 in 2 later stages\n" in output
     assert "  TAM: lr 0.02, tuning seed 100\n  TAM: lr 0.2, tuning seed 100\n" in output
     assert "digits is present" in output and "time: unknown" in output
-    assert "cifar10 is missing" in tam_lab("run", "images", "--dry-run", "--data", tmp_path / "Y")[1]
+    missing = tam_lab("run", "images", "--dry-run", "--device", "cpu", "--data", tmp_path / "Y")[1]
+    assert "data: cifar10 is incomplete: 6 of 6 files missing" in missing
+    assert f"Run: tam lab data get cifar10 --data {tmp_path / 'Y'}\n" in missing
     assert not os.listdir(tmp_path)
 
 
 def test_a_dry_run_estimates_from_finished_trials(folder: Path, tmp_path: Path) -> None:
-    assert "digits-tiny: 0 trials now\n" in dry_run(folder)
+    assert "digits-tiny: nothing left to run\n" in dry_run(folder)
     shutil.copytree(folder, tmp_path / "copy")
     seconds = 7200.0
     for path in (tmp_path / "copy").glob("trials/*/result.json"):
@@ -303,4 +311,5 @@ def test_a_dry_run_estimates_from_finished_trials(folder: Path, tmp_path: Path) 
             for record in outcome.records.values():
                 shutil.rmtree(tmp_path / "copy" / "trials" / record.key, ignore_errors=True)
     output = dry_run(tmp_path / "copy", "--workers", "2")
+    assert "  SGDM at TAM's effective lr: lr 0.1, seeds 0, 1 (the same trials as SGDM)\n" in output
     assert "4 trials now" in output and "about 120 min with 2 processes" in output

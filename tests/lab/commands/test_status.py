@@ -10,7 +10,9 @@ import pytest
 
 from tam.lab.core.results import load_results
 from tam.lab.core.selection import Selection, load_groups, remember_selection, select_plans
+from tam.lab.core.store import TrialFolder
 from tests.lab.commands.helpers import tam_lab
+from tests.lab.core.helpers import save_checkpoints
 
 
 def snapshot(folder: Path) -> dict[Path, int]:
@@ -103,6 +105,33 @@ def test_parts_that_were_asked_for_again_are_told_once(tmp_path: Path) -> None:
     assert [plan.study.name for plan in group.plans] == ["tam0.2", "copies-tail"]
 
 
+def test_runs_of_different_variants_are_one_study(copy: Path) -> None:
+    (copy / "runs.json").unlink()
+    remember_selection(Selection("images", "smoke", variants=("TAM",)), copy)
+    remember_selection(Selection("images", "smoke", variants=("TAM, constant damping",), seeds=1), copy)
+    lines = tam_lab("status", copy)[1].splitlines()
+    assert lines == [
+        "images smoke digits-tiny: done (3 of 5 variants were asked for)",
+        "  SGDM: 2 of 2 seeds", "  TAM: 2 of 2 seeds", "  TAM, constant damping: 1 of 1 seeds",
+    ]  # fmt: skip
+    (copy / "runs.json").unlink()
+    remember_selection(Selection("images", "smoke", seeds=1), copy)
+    assert "digits-tiny: done (1 of 2 seeds were asked for)\n" in tam_lab("status", copy)[1]
+
+
+def test_interrupted_trials_are_counted(copy: Path) -> None:
+    remove_trials(copy, "SGDM", 0, 1)
+    (plan,) = select_plans(Selection("images", "smoke"), load_results(copy))
+    folder, *_ = (TrialFolder(copy, trial) for _, trial in plan.to_run())
+    with folder.at_work():
+        save_checkpoints(folder, 1)
+        assert "2 trials can run now, 1 of them running\n" in tam_lab("status", copy)[1]
+    before = snapshot(copy)
+    assert "digits-tiny: 2 trials can run now, 1 interrupted\n" in tam_lab("status", copy)[1]
+    assert json.loads(tam_lab("status", copy, "--json")[1])[0]["interrupted"] == 1
+    assert snapshot(copy) == before
+
+
 def test_a_damaged_list_of_runs(tmp_path: Path) -> None:
     for content in ("[", '[{"experiment": "images"}]', '[{"nonsense": 1}]', "{}x"):
         (tmp_path / "runs.json").write_text(content)
@@ -117,6 +146,8 @@ def test_packed_results_have_the_same_status_and_report(folder: Path, tmp_path: 
     code, output = tam_lab("pack", folder, "-o", packed)
     assert code == 0 and "10 trials" in output  # two variants share two
     assert tam_lab("unpack", packed, "-o", unpacked)[0] == 0
+    code, output = tam_lab("unpack", packed, "-o", unpacked)
+    assert code == 1 and "unpacked cannot be written: Directory not empty. Unpack into a new" in output
     expected = tam_lab("status", folder)
     assert all(tam_lab("status", path) == expected for path in (packed, tmp_path, unpacked))
     report = tam_lab("report", folder, "--json")

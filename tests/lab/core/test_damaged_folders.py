@@ -14,8 +14,8 @@ from tam.lab.core.errors import LabError
 from tam.lab.core.results import load_existing_results, load_results, round_alignment
 from tam.lab.core.selection import Selection, remember_selection, selections_of
 from tam.lab.core.store import ALIGNMENT_FILE, TrialFolder, check_rows, digest_of, read_json, read_result
+from tests.lab.core.helpers import CPU, save_checkpoints
 
-CPU = torch.device("cpu")
 NESTED = {depth: "[" * depth + "]" * depth for depth in (200, 100_000)}
 
 
@@ -96,9 +96,7 @@ def test_a_stray_checkpoint_is_left_alone(tmp_path: Path) -> None:
     with folder.at_work():
         for name in names:
             (folder.path / name).write_text("somebody's")
-        for epoch in (1, 2, 3):
-            folder.log({"epoch": epoch})
-            folder.save(epoch, {"x": torch.tensor(epoch)})
+        save_checkpoints(folder, 1, 2, 3)
         checkpoint = folder.load(CPU)
         assert checkpoint is not None and checkpoint[0] == 3
         folder.finish({"diverged": False}, 1.0, CPU)
@@ -109,10 +107,7 @@ def test_a_stray_checkpoint_is_left_alone(tmp_path: Path) -> None:
 def test_the_epoch_of_a_checkpoint_is_not_of_its_name_alone(tmp_path: Path) -> None:
     folder = TrialFolder(tmp_path, {"a": 1})
     with folder.at_work():
-        for epoch in (1, 2):
-            folder.log({"epoch": epoch})
-            folder.save(epoch, {"x": torch.tensor(epoch)})
-        newest = max(folder.path.glob("checkpoint-*"))
+        newest = save_checkpoints(folder, 1, 2)
         newest.rename(newest.with_name(newest.name.replace("000002", "000009")))
         with pytest.warns(UserWarning, match="000009.* is damaged"):
             checkpoint = folder.load(CPU)

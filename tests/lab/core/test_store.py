@@ -13,8 +13,7 @@ from tam.lab.core import store
 from tam.lab.core.config import trial_key
 from tam.lab.core.errors import BusyError, LabError
 from tam.lab.core.store import TrialFolder
-
-CPU = torch.device("cpu")
+from tests.lab.core.helpers import CPU, save_checkpoints
 
 
 def test_the_key_is_of_the_content() -> None:
@@ -25,9 +24,7 @@ def test_the_last_checkpoint_counts_and_two_are_kept(tmp_path: Path) -> None:
     folder = TrialFolder(tmp_path, {"a": 1})
     with folder.at_work():
         assert folder.load(CPU) is None
-        for epoch in (1, 2, 3):
-            folder.log({"epoch": epoch})
-            folder.save(epoch, {"x": torch.tensor(epoch)})
+        save_checkpoints(folder, 1, 2, 3)
         folder.log({"epoch": 4})  # after the last checkpoint: it will be done again
         found = folder.load(CPU)
         assert found is not None and found[0] == 3 and int(found[1]["x"]) == 3
@@ -38,10 +35,7 @@ def test_the_last_checkpoint_counts_and_two_are_kept(tmp_path: Path) -> None:
 def test_a_damaged_checkpoint_falls_back(tmp_path: Path) -> None:
     folder = TrialFolder(tmp_path, {"a": 1})
     with folder.at_work():
-        for epoch in (1, 2):
-            folder.log({"epoch": epoch})
-            folder.save(epoch, {"x": torch.tensor(epoch)})
-        newest = max(folder.path.glob("checkpoint-*"))
+        newest = save_checkpoints(folder, 1, 2)
         content = bytearray(newest.read_bytes())
         content[len(content) // 2] ^= 1  # one bit
         newest.write_bytes(content)

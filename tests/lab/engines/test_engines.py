@@ -31,6 +31,7 @@ from tam.lab.engines.events import (
     TrialEvent,
     TrialFailed,
     TrialFinished,
+    TrialStarted,
 )
 from tam.lab.engines.local import LocalEngine, show_one_gpu
 from tam.lab.engines.worker import run_jobs
@@ -101,7 +102,7 @@ def test_workers_end_by_themselves_when_all_is_done_and_by_force_when_not(
     assert [process.exitcode for process in engine.processes.values()] == [0, 0]
     bad = bad_job()
     with (
-        pytest.raises(LabError),
+        pytest.raises(LabError, match=r"^1 trial failed: \w+: .*nonsense.* Finished trials are kept\.$"),
         LocalEngine(RunLocation(tmp_path, tmp_path), 1, lambda event: None) as engine,
     ):
         engine.run([bad])
@@ -179,13 +180,13 @@ def test_a_killed_worker_is_replaced(tmp_path: Path) -> None:
 
     def on_event(event: Event) -> None:
         if isinstance(event, TrialEvent) and event.job == dying:
-            epochs.append(event.epoch if isinstance(event, EpochEnded) else 0)
+            epochs.append(event.epoch if isinstance(event, EpochEnded | TrialStarted) else 0)
 
     root = tmp_path / "killed"
     with LocalEngine(RunLocation(root, tmp_path, save_every=0.0), 1, on_event) as engine:
         engine.run([dying, todo[1]])
     assert len(deaths(root)) == 1 and engine.processes[0].pid not in deaths(root)
-    assert epochs == [0, 1, 0, 2, 3, 0]  # it began again, but from the first epoch's checkpoint
+    assert epochs == [0, 1, 1, 2, 3, 0]  # it started again, from the first epoch's checkpoint
     for job in todo:
         whole, found = (outcome(job.folders(path)[0]) for path in (tmp_path / "whole", root))
         assert found == whole
@@ -266,6 +267,15 @@ def test_one_failure_does_not_lose_the_others(tmp_path: Path) -> None:
     endings = [event for event in events if isinstance(event, TrialEnded)]
     assert [type(event) for event in endings] == [TrialFinished, TrialFailed, TrialFinished]
     assert "nonsense" in endings[1].message and not endings[1].stops_run
+
+
+def test_the_summary_of_failures_names_each_reason_once() -> None:
+    failures = [
+        TrialFailed.from_error(job, ValueError(f"bad {job.config.seed % 4}.\nmore")) for job in jobs(5)
+    ]
+    expected = "5 trials failed: ValueError: bad 0; ValueError: bad 1; ValueError: bad 2; ..."
+    assert str(TrialFailed.summarize(failures)) == f"{expected}. Finished trials are kept."
+    assert str(TrialFailed.summarize(failures[:1])).startswith("1 trial failed: ValueError: bad 0. Finished")
 
 
 def test_a_trial_at_work_elsewhere_is_left_alone(tmp_path: Path) -> None:

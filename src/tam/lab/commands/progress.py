@@ -51,6 +51,7 @@ class ProgressDisplay(ExitStack):
         self.live = self.enter_context(live) if self.console.is_terminal else None
         self.running: dict[str, TrialProgress] = {}
         self.announced: set[str] = set()  # keys of trials whose start was shown
+        self.failures: set[str] = set()  # messages that were shown
         self.round = events.RoundStarted(0)
         self.left, self.finished = 0, 0  # trials: of this round, and of this run
         self.durations: list[float] = []  # seconds per trial, of those that are finished
@@ -80,7 +81,10 @@ class ProgressDisplay(ExitStack):
             self.concurrency = max(self.concurrency, len(self.running))
         if key not in self.announced:
             self.announced.add(key)
-            self._print(f"{name}: started")
+            epoch = event.epoch if isinstance(event, events.TrialStarted) else 0
+            config = event.job.config
+            continued = f"continued from {config.unit} {epoch} of {config.epochs}"
+            self._print(f"{name}: {continued if epoch else 'started'}")
         if isinstance(event, events.EpochEnded):
             self.running[key].update(event)
             self._update_best(self.running[key])
@@ -90,12 +94,17 @@ class ProgressDisplay(ExitStack):
         self.left -= trial.job.size
         self.last_change = time.monotonic()
         text = event.message
+        if isinstance(event, events.TrialFailed):
+            if event.stops_run or text in self.failures:  # the message of the run's end has the first
+                text = "failed" if event.stops_run else f"failed, too: {event.reason or text}"
+            self.failures.add(event.message)
         if isinstance(event, events.TrialFinished):
             self.finished += trial.job.size
             self.durations.append((time.monotonic() - trial.start) / trial.job.size)
             duration = describe_duration(time.monotonic() - trial.start)
             text = "; ".join(filter(None, (f"finished in {duration}", trial.figures(), self.overall())))
-        self._print(f"{event.job.label} ({event.job.key}): {text}")
+        is_failure = isinstance(event, events.TrialFailed)
+        self._print(f"{event.job.label} ({event.job.key}): {text}", always=is_failure)
 
     def _update_best(self, trial: TrialProgress) -> None:
         metric = next((one for one in trial.declared if one.higher_is_better is not None), Metric("loss"))

@@ -22,7 +22,7 @@ def write_report(
     out: Annotated[
         Path, typer.Option("-o", "--out", metavar="FILE", help="report.html, or report.md for Markdown.")
     ] = Path("report.html"),
-    as_json: AsJson = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of writing a report.")] = False,
 ) -> None:
     """Write a report: tables next to the paper's, curves, settings and machines."""
     from tam.lab.report import WRITERS, build_report, render_json
@@ -43,6 +43,8 @@ def pack_results(
     out: Annotated[Path, typer.Option("-o", "--out", metavar="FILE", help="trials.jsonl.xz, for example.")],
 ) -> None:
     """Write the finished trials of a run folder into one packed file."""
+    if out.suffix != ".xz":
+        raise LabError(f"{out}: must end in .xz")
     check_writable(out)
     print(f"{out}: {pack(folder, out)} trials")
 
@@ -72,13 +74,14 @@ class StudyStatus:
     study: str
     to_run: int  # trials that can run now
     running: int  # of these, by another process
+    interrupted: int  # of these, with a checkpoint
     variants: list[VariantStatus]
     state: str  # all this in words
 
 
 def show_status(results: ResultsPath, as_json: AsJson = False) -> None:
     """Show how far the runs of a folder are."""
-    studies = [study_status(plan, results) for plan in load_plans(results)]
+    studies = [study_status(plans, results) for plans in load_plans(results)]
     if as_json:
         print(json.dumps([asdict(study) for study in studies], indent=1))
         return
@@ -90,37 +93,43 @@ def show_status(results: ResultsPath, as_json: AsJson = False) -> None:
             print(f"  {one.name}: {one.finished} of {one.planned} seeds{note}")
 
 
-def load_plans(path: Path) -> list[Plan]:
-    """Return the plans of everything that was run, without parts of what was run another time."""
+def load_plans(path: Path) -> list[list[Plan]]:
+    """Return the plans of everything that was run: per study, one for each time it was asked for."""
     results = load_existing_results(path)
-    plans = [plan for selection in selections_of(results) for plan in select_plans(selection, results)]
-    whole_plans: list[Plan] = []
-    for plan in sorted(plans, key=lambda plan: -plan.study.trials()):
-        if not any(_covers(other, plan) for other in whole_plans):
-            whole_plans.append(plan)
-    return sorted(whole_plans, key=plans.index)
+    plans_by_study: dict[tuple[str, str, str], list[Plan]] = {}
+    for plan in (plan for selection in selections_of(results) for plan in select_plans(selection, results)):
+        study = plan.experiment.name, plan.preset, plan.study.identity
+        plans_by_study.setdefault(study, []).append(plan)
+    return list(plans_by_study.values())
 
 
-def _covers(plan: Plan, other: Plan) -> bool:
-    """Return whether a plan has all variants and seeds of another one of the same study."""
-    identity, other_identity = ((p.experiment.name, p.preset, p.study.identity) for p in (plan, other))
-    names, other_names = ({variant.name for variant in p.study.variants} for p in (plan, other))
-    has_seeds = len(plan.study.seeds) >= len(other.study.seeds)
-    return identity == other_identity and names >= other_names and has_seeds
-
-
-def study_status(plan: Plan, path: Path) -> StudyStatus:
-    """Return how far a study is, given the results in this folder or packed file."""
-    to_run = {trial.key: trial for _, trial in plan.to_run()}
-    running = sum(TrialFolder(path, trial).busy() for trial in to_run.values())
-    variants = [variant_status(plan, outcome, is_over=not to_run) for outcome in plan.outcomes()]
+def study_status(plans: list[Plan], path: Path) -> StudyStatus:
+    """Return how far a study is, given its plans and the results in this folder or packed file."""
+    to_run = {trial.key: TrialFolder(path, trial) for plan in plans for _, trial in plan.to_run()}
+    busy = {key for key, folder in to_run.items() if folder.busy()}
+    interrupted = sum(folder.checkpoint_epoch() > 0 for key, folder in to_run.items() if key not in busy)
+    outcomes = {  # of each variant, the one with the most seeds
+        outcome.variant.name: (plan, outcome)
+        for plan in sorted(plans, key=lambda plan: len(plan.study.seeds))
+        for outcome in plan.outcomes()
+    }
+    whole = max((plan.whole for plan in plans), key=lambda study: len(study.variants))  # one has controls
+    asked = [outcomes[variant.name] for variant in whole.variants if variant.name in outcomes]
+    variants = [variant_status(plan, outcome, is_over=not to_run) for plan, outcome in asked]
     state = f"{count_trials(len(to_run))} can run now" if to_run else "done"
-    state += f", {running} of them running" if running else ""
+    state += f", {len(busy)} of them running" if busy else ""
+    state += f", {interrupted} interrupted" if interrupted else ""
     blocked = sum(variant.blocked for variant in variants)
     reasons = ", ".join(dict.fromkeys(variant.note for variant in variants if variant.blocked))
     state += f"; {count_trials(blocked)} cannot run: {reasons}" if blocked else ""
-    names = plan.experiment.name, plan.preset, plan.study.name
-    return StudyStatus(*names, len(to_run), running, variants, state)
+    counts = {
+        "variants": (len(asked), len(whole.variants)),
+        "seeds": (max(variant.planned for variant in variants), len(whole.seeds)),
+    }
+    parts = [f"{count} of {total} {name}" for name, (count, total) in counts.items() if count < total]
+    state += f" ({' and '.join(parts)} were asked for)" if parts else ""
+    names = plans[0].experiment.name, plans[0].preset, whole.name
+    return StudyStatus(*names, len(to_run), len(busy), interrupted, variants, state)
 
 
 def count_trials(count: int) -> str:

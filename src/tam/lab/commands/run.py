@@ -22,15 +22,15 @@ from tam.lab.commands.data import sets_needed
 from tam.lab.commands.options import DataFolder
 from tam.lab.commands.progress import ProgressDisplay, describe_duration
 from tam.lab.core import runner
+from tam.lab.core.config import TrialConfig
 from tam.lab.core.environment import count_cores
-from tam.lab.core.errors import LabError
+from tam.lab.core.errors import DataError, LabError, StoppedError
 from tam.lab.core.plan import Plan
 from tam.lab.core.registry import Experiment, experiment_modules, get_experiment
-from tam.lab.core.results import load_results
-from tam.lab.core.selection import Selection, select_plans
+from tam.lab.core.selection import Selection
 from tam.lab.core.study import Study
 from tam.lab.core.toml import read_toml
-from tam.lab.data import default_folder, get_set
+from tam.lab.data import default_folder, find
 from tam.lab.engines import torchrun
 from tam.lab.engines.events import RoundStarted, RunLocation
 
@@ -91,7 +91,7 @@ def run_experiment(
     study: Annotated[Names, Option(help=HELP["study"], autocompletion=complete_study)] = None,
     variant: Annotated[Names, Option(help=HELP["variant"], autocompletion=complete_variant)] = None,
     arm: Annotated[Names, Option(hidden=True)] = None,  # the former name of --variant
-    seeds: Annotated[int | None, Option(min=1, help=HELP["seeds"])] = None,
+    seeds: Annotated[int | None, Option(min=1, metavar="N", help=HELP["seeds"])] = None,
     controls: Annotated[bool, Option("--controls", help=HELP["controls"])] = False,
     dry_run: Annotated[bool, Option("--dry-run", help=HELP["dry_run"])] = False,
     device: Annotated[str, Option(help=HELP["device"])] = "auto",
@@ -123,7 +123,8 @@ def run_experiment(
     if dry_run:
         with TemporaryDirectory() as scratch:  # some options leave files in the output folder
             selection = select(Path(scratch))
-        print("\n".join(describe_run(selection, location, count)))
+        plans = runner.make_plans(selection, location, engine, address)
+        print("\n".join(describe_run(plans, location, count)))
         return
     is_main = torchrun.is_first_rank()
     with interrupted_by_sigterm():
@@ -134,19 +135,13 @@ def run_experiment(
         print(f"{out}: done. For a report, run: tam lab report {shlex.quote(str(out))} -o report.html")
 
 
-def describe_run(selection: Selection, location: RunLocation, workers: int) -> list[str]:
+def describe_run(plans: list[Plan], location: RunLocation, workers: int) -> list[str]:
     """Return the lines of `--dry-run`."""
-    plans = select_plans(selection, load_results(location.root))
     lines, seconds, unknown = [], 0.0, []
     for plan in plans:
         counts = runner.count_trials([plan])
         lines.append(f"{plan.study.name}: {describe_counts(counts)}")
-        seeds_by_line: dict[str, list[int]] = {}
-        for variant, trial in plan.to_run():
-            line = f"  {variant.name}: lr {trial.lr:.3g}, {'seed' if trial.test else 'tuning seed'}"
-            seeds_by_line.setdefault(line, []).append(trial.seed)
-        for line, seeds in seeds_by_line.items():
-            lines.append(f"{line}{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}")
+        lines += describe_trials(plan)
         total, per_trial = counts.trials + counts.later_trials, measure_seconds(plan)
         seconds += total * (per_trial or 0.0) / workers
         if total and per_trial is None:
@@ -154,7 +149,11 @@ def describe_run(selection: Selection, location: RunLocation, workers: int) -> l
     if len(plans) > 1:
         lines.append(f"in all: {describe_counts(runner.count_trials(plans))} (studies can share trials)")
     for name in dict.fromkeys(name for plan in plans for name in sets_needed(plan)):
-        lines.append(f"data: {name} is {get_set(name).presence(location.data)} in {location.data}")
+        try:
+            find(name, location.data)
+            lines.append(f"data: {name} is present in {location.data}")
+        except DataError as error:
+            lines.append(f"data: {error}")
     if unknown:
         lines.append(f"time: unknown for {', '.join(unknown)}: no trial is finished in {location.root}")
     if seconds:
@@ -163,7 +162,26 @@ def describe_run(selection: Selection, location: RunLocation, workers: int) -> l
     return lines
 
 
+def describe_trials(plan: Plan) -> list[str]:
+    """Return a line per variant and lr of the trials that can run now."""
+    trials_by_line: dict[tuple[str, str], list[TrialConfig]] = {}
+    first_variant: dict[str, str] = {}  # that has a trial, by the trial's key
+    for variant, trial in plan.to_run():
+        text = f"lr {trial.lr:.3g}, {'seed' if trial.test else 'tuning seed'}"
+        trials_by_line.setdefault((variant.name, text), []).append(trial)
+        first_variant.setdefault(trial.key, variant.name)
+    lines = []
+    for (name, text), trials in trials_by_line.items():
+        seeds = f"{'s' * (len(trials) > 1)} {', '.join(str(trial.seed) for trial in trials)}"
+        sources = {first_variant[trial.key] for trial in trials}
+        shared = f" (the same trials as {sources.pop()})" if len(sources) == 1 and name not in sources else ""
+        lines.append(f"  {name}: {text}{seeds}{shared}")
+    return lines
+
+
 def describe_counts(counts: RoundStarted) -> str:
+    if not counts.trials + counts.later_trials:
+        return "nothing left to run"
     stages = f"{counts.later_rounds} later stage{'s' if counts.later_rounds > 1 else ''}"
     later = f", about {counts.later_trials} in {stages}" if counts.later_trials else ""
     return f"{counts.trials} trials now{later}"
@@ -171,10 +189,7 @@ def describe_counts(counts: RoundStarted) -> str:
 
 def measure_seconds(plan: Plan) -> float | None:
     """Return the mean time of the study's finished trials, or None. Trials that shared a device: a share."""
-    trials = [trial for variant in plan.study.variants for trial in plan.comparison_trials(variant) or ()]
-    for variant in plan.study.variants:
-        trials += plan.tuning_trials(variant, plan.grid(variant) if variant.lrs else ())
-    timings = [record.result["timing"] for record in map(plan.record, trials) if record is not None]
+    timings = [record.result["timing"] for record in runner.finished_trials(plan).values()]
     return mean(timing["seconds"] / timing.get("together", 1) for timing in timings) if timings else None
 
 
@@ -185,7 +200,7 @@ def interrupted_by_sigterm() -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt:
-        raise LabError("stopped. The same command continues from the last checkpoints") from None
+        raise StoppedError("stopped. The same command continues from the last checkpoints") from None
     finally:
         signal.signal(signal.SIGTERM, handler)
 

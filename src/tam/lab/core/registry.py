@@ -112,6 +112,9 @@ def experiment_names() -> list[str]:
 def get_experiment(name: str) -> Experiment:
     """Import an experiment and return its declaration."""
     if name not in experiment_modules():
+        for parent in importlib.import_module(EXPERIMENTS_PACKAGE).__path__ if name else ():
+            if (folder := Path(parent, name)).is_dir() and not (folder / "__init__.py").exists():
+                raise LabError(f"{folder} has no __init__.py: add an empty one")
         raise LabError(f"no experiment {name!r}; there are {', '.join(experiment_names())}")
     try:
         module = importlib.import_module(experiment_modules()[name])
@@ -120,6 +123,8 @@ def get_experiment(name: str) -> Experiment:
     except Exception as error:
         raise LabError(f"the experiment {name} cannot be loaded: {error!r}") from error
     experiment = getattr(module, "EXPERIMENT", None)
-    if not isinstance(experiment, Experiment) or experiment.name != name:
-        raise LabError(f"{module.__file__} declares no EXPERIMENT named {name!r}")
+    if not isinstance(experiment, Experiment):
+        raise LabError(f"{module.__file__} declares no EXPERIMENT")
+    if experiment.name != name:
+        raise LabError(f"{module.__file__}: the name of EXPERIMENT must be {name!r}, got {experiment.name!r}")
     return experiment

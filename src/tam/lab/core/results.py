@@ -249,7 +249,8 @@ def unpack(source: Path, folder: Path) -> int:
         part.rename(folder)
     except (OSError, ValueError) as error:
         shutil.rmtree(part, ignore_errors=True)
-        raise LabError(f"{folder} cannot be written: {error}. Unpack into a new folder") from error
+        reason = getattr(error, "strerror", None) or error
+        raise LabError(f"{folder} cannot be written: {reason}. Unpack into a new folder") from error
     return len(results.records)
 
 

@@ -17,7 +17,7 @@ from tam.lab.core.config import TrialConfig
 from tam.lab.core.errors import LabError
 from tam.lab.core.plan import Plan
 from tam.lab.core.registry import Experiment, get_experiment
-from tam.lab.core.results import load_results
+from tam.lab.core.results import TrialRecord, load_results
 from tam.lab.core.selection import Selection, remember_selection, select_plans
 from tam.lab.data import files
 from tam.lab.engines import torchrun
@@ -46,13 +46,11 @@ def run(
     engine: str = "local", address: str | None = None,
 ) -> None:  # fmt: skip
     """Run all selected trials that have no result."""
-    if os.path.isfile(location.root):
-        raise LabError(f"--out {location.root} is a file, not a folder")
-    experiment, results = get_experiment(selection.experiment), load_results(location.root)
-    if results.root is None:
-        raise LabError(f"--out {location.root} holds packed results. Unpack them first: tam lab unpack")
-    plans = select_plans(selection, results)
-    _check(experiment, plans, location, engine, address)
+    plans = make_plans(selection, location, engine, address)
+    experiment, results = plans[0].experiment, plans[0].results
+    for plan in plans:
+        for _, trial in plan.to_run()[:1]:
+            check_trial(experiment, trial, location.data)
     if experiment.runs_alone or experiment.one_per_process:
         location = replace(location, trials_per_process=1)
         workers = 1 if experiment.runs_alone else workers
@@ -62,6 +60,8 @@ def run(
         remember_selection(selection, location.root)
         last_jobs: list[Job] = []
         is_waiting = False
+        if not _jobs(experiment, plans):
+            on_event(Notice(_describe_finished(plans)))
         while jobs := _jobs(experiment, plans):
             free = jobs if torchrun.started() else [job for job in jobs if not job.is_busy(location.root)]
             if free and free == last_jobs:
@@ -76,6 +76,43 @@ def run(
                 time.sleep(POLL_SECONDS)
             is_waiting, last_jobs = not free, free
             results.refresh()
+
+
+def make_plans(selection: Selection, location: RunLocation, engine: str, address: str | None) -> list[Plan]:
+    """Return the plans of what is selected. Raise if an option is wrong, before anything is written."""
+    if os.path.isfile(location.root):
+        raise LabError(f"--out {location.root} is a file, not a folder")
+    results = load_results(location.root)
+    if results.root is None:
+        raise LabError(f"--out {location.root} holds packed results. Unpack them first: tam lab unpack")
+    plans = select_plans(selection, results)
+    if engine not in ENGINES:
+        raise LabError(f"--engine {engine}: must be one of {', '.join(ENGINES)}")
+    experiment = get_experiment(selection.experiment)
+    if torchrun.started() and (engine != "local" or not experiment.runs_on_ranks):
+        reason = "--engine ray" if engine != "local" else f"each trial of {experiment.name} has one process"
+        raise LabError(f"{reason}: start it without torchrun")
+    if engine == "ray" and importlib.util.find_spec("ray") is None:
+        raise LabError("--engine ray needs the package ray: pip install 'torque-aware-momentum[ray]'")
+    # A cluster's machines may have GPUs where there are none here.
+    check_device(location.device, torch.cuda.device_count() if address is None else sys.maxsize)
+    return plans
+
+
+def finished_trials(plan: Plan) -> dict[str, TrialRecord]:
+    """Return the finished trials of a study, tuning included, by key."""
+    trials = [trial for variant in plan.study.variants for trial in plan.comparison_trials(variant) or ()]
+    for variant in plan.study.variants:
+        trials += plan.tuning_trials(variant, plan.grid(variant) if variant.lrs else ())
+    return {record.key: record for record in map(plan.record, trials) if record is not None}
+
+
+def _describe_finished(plans: Sequence[Plan]) -> str:
+    """Return what to say if nothing can run."""
+    count = len({key for plan in plans for key in finished_trials(plan)})
+    if any(len(outcome.records) < outcome.planned for plan in plans for outcome in plan.outcomes()):
+        return f"{count} trials are finished, and no other trial can run"
+    return f"all {count} trials are finished: nothing to run"
 
 
 def count_trials(plans: Sequence[Plan]) -> RoundStarted:
@@ -100,24 +137,6 @@ def count_trials(plans: Sequence[Plan]) -> RoundStarted:
             unknown += count_unknown
         now |= keys
     return RoundStarted(len(now), len(later - now) + unknown, later_rounds)
-
-
-def _check(
-    experiment: Experiment, plans: Sequence[Plan], location: RunLocation, engine: str, address: str | None
-) -> None:
-    """Raise if trials cannot run, before anything is run or written."""
-    if engine not in ENGINES:
-        raise LabError(f"--engine {engine}: must be one of {', '.join(ENGINES)}")
-    if torchrun.started() and (engine != "local" or not experiment.runs_on_ranks):
-        reason = "--engine ray" if engine != "local" else f"each trial of {experiment.name} has one process"
-        raise LabError(f"{reason}: start it without torchrun")
-    if engine == "ray" and importlib.util.find_spec("ray") is None:
-        raise LabError("--engine ray needs the package ray: pip install 'torque-aware-momentum[ray]'")
-    # A cluster's machines may have GPUs where there are none here.
-    check_device(location.device, torch.cuda.device_count() if address is None else sys.maxsize)
-    for plan in plans:
-        for _, trial in plan.to_run()[:1]:
-            check_trial(experiment, trial, location.data)
 
 
 def check_trial(experiment: Experiment, trial: TrialConfig, data_folder: Path) -> None:

@@ -338,6 +338,10 @@ class TrialFolder:
         self.begin_with(self.rows)
         return checkpoint
 
+    def checkpoint_epoch(self) -> int:
+        """Return the epoch of the last checkpoint, by its name. 0 if there is none. Nothing is written."""
+        return max((epoch for epoch, _, _ in self._checkpoints()), default=0)
+
     def begin_with(self, rows: list[dict[str, Any]]) -> None:
         """Set the metrics to these rows. `log` adds to them."""
         self.rows = rows

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -73,8 +73,11 @@ class TrialEvent:
     job: Job
 
 
+@dataclass(frozen=True)
 class TrialStarted(TrialEvent):
     """A process works on the trial."""
+
+    epoch: int = 0  # of the checkpoint it continues from
 
 
 @dataclass(frozen=True)
@@ -106,12 +109,23 @@ class TrialFailed(TrialEnded):
     """The trial has no result."""
 
     stops_run: bool = False
+    reason: str = ""  # in one line
 
     @classmethod
     def from_error(cls, job: Job, error: Exception) -> TrialFailed:
         """Return the event for an error. A LabError stops the run: other trials would meet it, too."""
-        is_ours = isinstance(error, LabError)
-        return cls(job, str(error) if is_ours else "".join(traceback.format_exception(error)), is_ours)
+        if isinstance(error, LabError):
+            return cls(job, str(error), stops_run=True, reason=str(error))
+        reason = f"{type(error).__name__}: {error}".partition("\n")[0]
+        return cls(job, "".join(traceback.format_exception(error)), reason=reason)
+
+    @staticmethod
+    def summarize(failures: Sequence[TrialFailed]) -> LabError:
+        """Return the error that ends a run. Each failure was reported when it happened."""
+        reasons = list(dict.fromkeys(failure.reason or failure.message for failure in failures))
+        text = "; ".join([reason.rstrip(".") for reason in reasons[:3]] + ["..."] * (len(reasons) > 3))
+        count = f"{len(failures)} trial{'s' * (len(failures) > 1)} failed"
+        return LabError(f"{count}: {text}. Finished trials are kept.")
 
 
 Event = Notice | RoundStarted | TrialEvent

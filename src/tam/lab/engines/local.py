@@ -36,7 +36,7 @@ class LocalEngine:
         self.pipes: dict[int, Connection] = {}
         self.running: dict[int, dict[str, Job]] = {}  # by number and key
         self.death_counts: Counter[str] = Counter()  # of processes, by the key of a trial
-        self.failures: list[str] = []
+        self.failures: list[TrialFailed] = []
 
     def __enter__(self) -> LocalEngine:
         return self
@@ -80,7 +80,7 @@ class LocalEngine:
                     self._handle_event(number, event)
             self._assign_jobs(waiting)
         if self.failures:
-            raise LabError("\n".join(self.failures))
+            raise TrialFailed.summarize(self.failures)
 
     def _start_process(self, number: int) -> None:
         ours, theirs = self.context.Pipe()
@@ -106,7 +106,7 @@ class LocalEngine:
         if isinstance(event, TrialEnded):
             self.running[number].pop(event.job.key, None)
         if isinstance(event, TrialFailed):
-            self.failures.append(event.message)
+            self.failures.append(event)
             if event.stops_run:
                 raise LabError(event.message)
 

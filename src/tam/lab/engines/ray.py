@@ -61,7 +61,7 @@ class RayEngine:
         """Run all jobs. Raises LabError if some failed."""
         monitors = {job.key: JobMonitor(job, self.location.root) for job in jobs}
         pending = {self.task.remote(self.location, job): job for job in jobs}
-        failures: list[str] = []
+        failures: list[events.TrialFailed] = []
         while pending:
             done, _ = self.ray.wait(list(pending), timeout=POLL_SECONDS)
             for job in pending.values():
@@ -76,11 +76,11 @@ class RayEngine:
                     ending = events.TrialFailed(job, message)
                 self.on_event(ending)
                 if isinstance(ending, events.TrialFailed):
-                    failures.append(ending.message)
+                    failures.append(ending)
                     if ending.stops_run:
                         raise LabError(ending.message)
         if failures:
-            raise LabError("\n".join(failures))
+            raise events.TrialFailed.summarize(failures)
 
 
 class JobMonitor:

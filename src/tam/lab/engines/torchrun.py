@@ -64,7 +64,7 @@ class TorchrunEngine:
         dist.barrier()  # the results of the trial before this one are there
         with folder.at_work(PATIENCE) if folder.writes else nullcontext():
             dist.barrier()
-            on_event(events.TrialStarted(job))
+            on_event(events.TrialStarted(job, folder.checkpoint_epoch()))
             trial = get_experiment(job.experiment).run
             arguments = (job.config, folder, self.location.data, self.device, self.location.save_every)
             try:

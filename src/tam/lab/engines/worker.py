@@ -45,7 +45,7 @@ def run_trial(job: Job, location: RunLocation, on_event: EventHandler) -> Iterat
             elif unfinished:
                 steps = experiment.run(*unfinished[0], *more)
             if unfinished:
-                on_event(events.TrialStarted(job))
+                on_event(events.TrialStarted(job, min(folder.checkpoint_epoch() for _, folder in unfinished)))
             has_begun = True
             while True:
                 with nullcontext() if stream is None else torch.cuda.stream(stream):
