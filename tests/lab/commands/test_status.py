@@ -76,7 +76,7 @@ def test_a_variant_all_of_whose_lrs_diverged_is_blocked(copy: Path) -> None:
         path = copy / "trials" / trial.key / "result.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | {"diverged": True}))
     output = tam_lab("status", copy)[1]
-    assert "digits-tiny: done; 8 trials cannot run: every lr of TAM diverged\n" in output
+    assert "digits-tiny: done; 10 trials cannot run: every lr of TAM diverged\n" in output
     assert "  TAM: 0 of 2 seeds; 2 trials cannot run: every lr of TAM diverged\n" in output
 
 
@@ -115,7 +115,7 @@ def test_a_damaged_list_of_runs(tmp_path: Path) -> None:
 def test_packed_results_have_the_same_status_and_report(folder: Path, tmp_path: Path) -> None:
     packed, unpacked = tmp_path / "trials.jsonl.xz", tmp_path / "unpacked"
     code, output = tam_lab("pack", folder, "-o", packed)
-    assert code == 0 and "10 trials" in output  # two variants share two
+    assert code == 0 and "12 trials" in output  # two variants share two
     assert tam_lab("unpack", packed, "-o", unpacked)[0] == 0
     expected = tam_lab("status", folder)
     assert all(tam_lab("status", path) == expected for path in (packed, tmp_path, unpacked))
