@@ -32,7 +32,7 @@ def test_a_run_is_done_once(folder: Path) -> None:
     code, output = tam_lab("run", "images", "--preset", "smoke", "--out", folder, "--device", "cpu")
     assert code == 0 and "trials to run" not in output
     assert {path: path.stat().st_mtime_ns for path in folder.glob("trials/*/result.json")} == stamps
-    assert selections_of(load_existing_results(folder)) == [Selection("images", "smoke")]
+    assert selections_of(load_existing_results(folder)) == [Selection("images", "smoke", tuning_seeds=1)]
 
 
 class Tags(HTMLParser):
@@ -282,7 +282,7 @@ def dry_run(out: Path, *more: str | Path) -> str:
 
 def test_a_dry_run_shows_trials_and_data_and_writes_nothing(tmp_path: Path) -> None:
     output = dry_run(tmp_path / "X")
-    assert "digits-tiny: 2 trials now, about 10 in 2 later stages\n" in output
+    assert "digits-tiny: 2 trials now, about 12 in 2 later stages\n" in output
     assert "  TAM: lr 0.02, tuning seed 100\n  TAM: lr 0.2, tuning seed 100\n" in output
     assert "digits is present" in output and "time: unknown" in output
     assert "cifar10 is missing" in tam_lab("run", "images", "--dry-run", "--data", tmp_path / "Y")[1]
