@@ -69,6 +69,29 @@ def test_a_control_whose_source_diverged_is_blocked_in_the_study_and_in_the_vari
     assert (study["to_run"], variant["finished"], variant["planned"], variant["blocked"]) == (0, 1, 2, 1)
 
 
+def test_constant_damping_that_is_the_baseline_is_left_out(copy: Path, tmp_path: Path) -> None:
+    """Status, dry run, run and report agree on it, and the study is done."""
+    (plan,) = select_plans(Selection("images", "smoke"), load_results(copy))
+    outcomes = {outcome.variant.name: outcome for outcome in plan.outcomes()}
+    remove_trials(copy, "TAM, constant damping", 1)
+    for record in outcomes["TAM"].records.values():
+        rows = [{**row, "alignment": 0.004} for row in record.metrics]
+        path = copy / "trials" / record.key / "metrics.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    output = tam_lab("status", copy)[1]
+    assert "images smoke digits-tiny: done\n" in output
+    assert "  TAM, constant damping: left out: 2 x mean(d) is 1.004, so it is the baseline" in output
+    (study,) = json.loads(tam_lab("status", copy, "--json")[1])
+    counts = {one["name"]: (one["finished"], one["planned"], one["blocked"]) for one in study["variants"]}
+    assert counts.pop("TAM, constant damping") == (0, 0, 0) and set(counts.values()) == {(2, 2, 0)}
+    arguments = ("run", "images", "--preset", "smoke", "--out", copy, "--device", "cpu")
+    assert "digits-tiny: 0 trials now\n" in tam_lab(*arguments, "--dry-run")[1]
+    before = {path.parent for path in copy.glob("trials/*/result.json")}
+    assert tam_lab(*arguments)[0] == 0
+    assert {path.parent for path in copy.glob("trials/*/result.json")} == before
+    assert tam_lab("report", copy, "-o", tmp_path / "report.md")[0] == 0
+
+
 def test_a_variant_all_of_whose_lrs_diverged_is_blocked(copy: Path) -> None:
     (plan,) = select_plans(Selection("images", "smoke"), load_results(copy))
     tam = plan.study.variant("TAM")

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import tam
 from tam.lab.core.alignment import read_alignment
@@ -139,6 +140,34 @@ def test_segments_are_replayed_in_order_and_survive_a_checkpoint() -> None:
     assert second.segments is not None and torch.equal(second.segments, recorder.segments)
     for own, other in zip(whole.param_groups[0]["params"], parts.param_groups[0]["params"], strict=True):
         assert torch.equal(own, other)
+
+
+class ReadsOfDevice(TorchDispatchMode):
+    """Counts what would wait for a GPU: values that become Python's."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func is torch.ops.aten._local_scalar_dense.default
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_step_can_be_captured() -> None:
+    """After the first step, the recorder writes to the same tensors and reads no value of the device."""
+    optimizer = tam.TAM(make_params(), lr=0.05, scope="tensor", smoothing=1.0)
+    recorder = StepRecorder(4, CPU, torch.zeros(4, 3))
+    take_steps(recorder, optimizer, 0, 1)
+    assert recorder.segments is not None
+    buffers = recorder.segments.data_ptr(), recorder.values.data_ptr(), recorder.steps_taken.data_ptr()
+    with ReadsOfDevice() as reads:
+        recorder.before_step(optimizer)
+        recorder.after_step()
+    assert reads.count == 0
+    assert buffers == (
+        recorder.segments.data_ptr(),
+        recorder.values.data_ptr(),
+        recorder.steps_taken.data_ptr(),
+    )
 
 
 def test_a_checkpoint_without_segments_goes_on_with_the_mean(tmp_path: Path) -> None:
