@@ -33,7 +33,7 @@ def test_a_run_is_done_once(folder: Path) -> None:
     assert code == 0 and "trials to run" not in output
     assert "all 10 trials are finished: nothing to run\n" in output and ": done. For a report" in output
     assert {path: path.stat().st_mtime_ns for path in folder.glob("trials/*/result.json")} == stamps
-    assert selections_of(load_existing_results(folder)) == [Selection("images", "smoke")]
+    assert selections_of(load_existing_results(folder)) == [Selection("images", "smoke", tuning_seeds=1)]
 
 
 class Tags(HTMLParser):
@@ -288,7 +288,7 @@ def dry_run(out: Path, *more: str | Path) -> str:
 
 def test_a_dry_run_shows_trials_and_data_and_writes_nothing(tmp_path: Path) -> None:
     output = dry_run(tmp_path / "X")
-    assert "digits-tiny: 2 trials now, about 10 in 2 later stages\n" in output
+    assert "digits-tiny: 2 trials now, about 12 in 2 later stages\n" in output
     assert "  TAM: lr 0.02, tuning seed 100\n  TAM: lr 0.2, tuning seed 100\n" in output
     assert "digits is present" in output and "time: unknown" in output
     missing = tam_lab("run", "images", "--dry-run", "--device", "cpu", "--data", tmp_path / "Y")[1]

@@ -71,6 +71,29 @@ def test_a_control_whose_source_diverged_is_blocked_in_the_study_and_in_the_vari
     assert (study["to_run"], variant["finished"], variant["planned"], variant["blocked"]) == (0, 1, 2, 1)
 
 
+def test_constant_damping_that_is_the_baseline_is_left_out(copy: Path, tmp_path: Path) -> None:
+    """Status, dry run, run and report agree on it, and the study is done."""
+    (plan,) = select_plans(Selection("images", "smoke"), load_results(copy))
+    outcomes = {outcome.variant.name: outcome for outcome in plan.outcomes()}
+    remove_trials(copy, "TAM, constant damping", 1)
+    for record in outcomes["TAM"].records.values():
+        rows = [{**row, "alignment": 0.004} for row in record.metrics]
+        path = copy / "trials" / record.key / "metrics.jsonl"
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    output = tam_lab("status", copy)[1]
+    assert "images smoke digits-tiny: done\n" in output
+    assert "  TAM, constant damping: left out: 2 x mean(d) is 1.004, so it is the baseline" in output
+    (study,) = json.loads(tam_lab("status", copy, "--json")[1])
+    counts = {one["name"]: (one["finished"], one["planned"], one["blocked"]) for one in study["variants"]}
+    assert counts.pop("TAM, constant damping") == (0, 0, 0) and set(counts.values()) == {(2, 2, 0)}
+    arguments = ("run", "images", "--preset", "smoke", "--out", copy, "--device", "cpu")
+    assert "digits-tiny: 0 trials now\n" in tam_lab(*arguments, "--dry-run")[1]
+    before = {path.parent for path in copy.glob("trials/*/result.json")}
+    assert tam_lab(*arguments)[0] == 0
+    assert {path.parent for path in copy.glob("trials/*/result.json")} == before
+    assert tam_lab("report", copy, "-o", tmp_path / "report.md")[0] == 0
+
+
 def test_a_variant_all_of_whose_lrs_diverged_is_blocked(copy: Path) -> None:
     (plan,) = select_plans(Selection("images", "smoke"), load_results(copy))
     tam = plan.study.variant("TAM")
@@ -78,7 +101,7 @@ def test_a_variant_all_of_whose_lrs_diverged_is_blocked(copy: Path) -> None:
         path = copy / "trials" / trial.key / "result.json"
         path.write_text(json.dumps(json.loads(path.read_text()) | {"diverged": True}))
     output = tam_lab("status", copy)[1]
-    assert "digits-tiny: done; 8 trials cannot run: every lr of TAM diverged\n" in output
+    assert "digits-tiny: done; 10 trials cannot run: every lr of TAM diverged\n" in output
     assert "  TAM: 0 of 2 seeds; 2 trials cannot run: every lr of TAM diverged\n" in output
 
 
@@ -144,7 +167,7 @@ def test_a_damaged_list_of_runs(tmp_path: Path) -> None:
 def test_packed_results_have_the_same_status_and_report(folder: Path, tmp_path: Path) -> None:
     packed, unpacked = tmp_path / "trials.jsonl.xz", tmp_path / "unpacked"
     code, output = tam_lab("pack", folder, "-o", packed)
-    assert code == 0 and "10 trials" in output  # two variants share two
+    assert code == 0 and "12 trials" in output  # two variants share two
     assert tam_lab("unpack", packed, "-o", unpacked)[0] == 0
     code, output = tam_lab("unpack", packed, "-o", unpacked)
     assert code == 1 and "unpacked cannot be written: Directory not empty. Unpack into a new" in output

@@ -60,7 +60,7 @@ def test_a_flipped_bit_in_an_alignment_is_noticed(tmp_path: Path) -> None:
     "value",
     [
         torch.tensor([0.5, 1e36]), torch.tensor([0.5, float("nan")]), torch.tensor([float("inf")]),
-        torch.tensor([[0.5]]), {"s": 1}, torch.tensor([1, 2, 3], dtype=torch.uint8),
+        torch.tensor([[0.5]]), torch.zeros(2, 2, 2), {"s": 1}, torch.tensor([1, 2, 3], dtype=torch.uint8),
     ],
 )  # fmt: skip
 def test_an_alignment_without_a_digest_must_be_in_range(value: Any, tmp_path: Path) -> None:

@@ -174,5 +174,5 @@ def test_parts_of_killed_processes_are_removed_from_the_results_folder(tmp_path:
     remember_selection(Selection("images", "smoke"), tmp_path)
     assert not stale.exists()
     assert other.exists()  # another process may write it: the folder's lock is for JSON alone
-    assert selections_of(load_existing_results(tmp_path)) == [Selection("images", "smoke")]
+    assert selections_of(load_existing_results(tmp_path)) == [Selection("images", "smoke", tuning_seeds=1)]
     assert json.loads((tmp_path / "runs.json").read_text())[0]["experiment"] == "images"

@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 
 from tam.lab.core.config import TrialConfig
-from tam.lab.core.controls import another_seeds_damping, with_controls
+from tam.lab.core.controls import another_seeds_damping, controls, with_controls
 from tam.lab.core.errors import LabError
 from tam.lab.core.plan import Plan
 from tam.lab.core.registry import Experiment, experiment_names, get_experiment
 from tam.lab.core.results import Results, TrialRecord, load_results
+from tam.lab.core.runner import count_trials
 from tam.lab.core.study import Study, Variant
 from tam.lab.experiments.images.trial import Config
 
@@ -42,9 +43,10 @@ def to_run(made: Plan) -> list[TrialConfig]:
     return [trial for _, trial in made.to_run()]
 
 
-def finish(made: Plan, trial: TrialConfig, validation: float, diverged: bool = False) -> None:
+def finish(made: Plan, trial: TrialConfig, validation: float, diverged: bool = False, s: float = 0.5) -> None:
     result = {"validation": validation, "diverged": diverged}
-    made.results.records[trial.key] = TrialRecord(trial.key, result)
+    made.results.records[trial.key] = record = TrialRecord(trial.key, result)
+    record.metrics = [{"epoch": 1, "alignment": s}] if trial.optimizer == "tam" else [{"epoch": 1}]
 
 
 def test_tuning_comes_first_with_other_seeds_and_no_test_images() -> None:
@@ -68,12 +70,12 @@ def test_the_winner_is_compared_then_its_controls() -> None:
     assert all(trial.test for trial in trials) and {trial.seed for trial in trials} == {0, 1}
     for trial in trials:
         finish(made, trial, 91.0)
-    controls = to_run(made)
-    assert [trial.damping for trial in controls] == ["shuffled", "shuffled"]
+    shuffled = to_run(made)
+    assert [trial.damping for trial in shuffled] == ["shuffled", "shuffled"]
     sources = made.comparison_trials(made.study.variant("TAM"))
     assert sources is not None
-    assert [trial.damping_of for trial in controls] == [t.key for t in sources]
-    for trial in controls:
+    assert [trial.damping_of for trial in shuffled] == [t.key for t in sources]
+    for trial in shuffled:
         finish(made, trial, 91.0)
     assert to_run(made) == []
 
@@ -143,12 +145,12 @@ def test_controls_can_be_had_for_every_variant_of_tam() -> None:
                 continue
             for variant in study.variants:
                 if variant.optimizer.startswith(("tam", "adatam")) and not variant.control_of:
-                    controls = {one.name: one for one in found.variants if one.control_of == variant.name}
+                    by_name = {one.name: one for one in found.variants if one.control_of == variant.name}
                     plain = {"tam": "SGDM", "adatam": "Adam", "adatamw": "AdamW"}[variant.optimizer]
-                    ratio = controls[f"{plain} at {variant.name}'s effective lr"].lr_ratio
+                    ratio = by_name[f"{plain} at {variant.name}'s effective lr"].lr_ratio
                     assert ratio == (0.5 if plain == "SGDM" else 1 if variant.options.get("ema") else 5)
-                    if variant.options.get("scope", "global") == "global":
-                        assert {"mean", "shuffled"} <= {one.damping for one in controls.values()}
+                    dampings = sorted(one.damping for one in by_name.values() if one.damping)
+                    assert dampings == ["another", "mean", "shuffled"]
             assert with_controls(found) == found
 
 
@@ -270,6 +272,95 @@ def test_a_control_with_another_seeds_damping_is_one_trial() -> None:
     for source in sources[:2]:
         finish(whole, source, 90.0)
     assert [trial.seed for trial in to_run(whole) if trial.damping] == [4, 9]
-    single = plan(variants=variants, tuning_seeds=(), seeds=(4,))
-    with pytest.raises(LabError, match="digits has one seed"):
-        single.comparison_trials(single.study.variants[2])
+
+
+def test_a_study_with_one_seed_has_no_control_with_another_ones_damping() -> None:
+    variants = (Variant("SGDM", "sgdm", (0.1,)), tam := Variant("TAM", "tam", (0.2, 0.1)), *controls(tam))
+    single = plan(variants=variants, seeds=(4,))
+    another = single.study.variant("TAM, another seed's damping")
+    assert single.comparison_trials(another) == []
+    assert count_trials([single]).later_trials == 5  # SGDM, TAM and the three other controls
+    while trials := to_run(single):
+        for trial in trials:
+            finish(single, trial, 90.0, s=0.5)
+    outcomes = {outcome.variant.name: outcome for outcome in single.outcomes()}
+    assert outcomes[another.name].planned == 0 and not outcomes[another.name].records
+    assert [outcome.planned for name, outcome in outcomes.items() if name != another.name] == [1] * 5
+    assert single.why_left_out(another) == "the study has one seed"
+    # A part with one seed of a study with several has the control.
+    whole = plan(variants=variants, tuning_seeds=(100,), seeds=(4, 7))
+    part = Plan(whole.experiment, whole.study.only([], 1), whole.results, "", whole.study)
+    for trial in to_run(whole):
+        finish(whole, trial, 90.0)
+    assert len(part.comparison_trials(another) or ()) == 1
+
+
+def constant_plan(*alignments: float, scope: str = "global") -> Plan:
+    """Return a study of TAM and its controls in which the runs of TAM have these means of s."""
+    sgdm, tam = Variant("SGDM", "sgdm", (0.1,)), Variant("TAM", "tam", (0.2,), {"scope": scope})
+    made = plan(
+        variants=(sgdm, tam, *controls(tam)), tuning_seeds=(), seeds=tuple(range(max(2, len(alignments))))
+    )
+    sources = made.comparison_trials(tam)
+    assert sources is not None
+    for source, s in zip(sources, alignments, strict=False):
+        finish(made, source, 90.0, s=s)
+    return made
+
+
+@pytest.mark.parametrize(
+    "alignments, left_out",
+    [
+        ((0.0, 0.0), True),
+        ((0.009, 0.009), True),  # 2 d = 1.009
+        ((-0.0099, -0.0099), True),
+        ((0.011, 0.011), False),
+        ((-0.02, -0.02), False),
+        ((0.03, -0.02), True),  # 1.005 on average: the control is left out for all seeds or none
+        ((0.5,), False),  # the other seed is not finished
+        ((), False),  # nobody knows yet
+    ],
+)
+def test_constant_damping_is_left_out_where_it_is_the_baseline(
+    alignments: tuple[float, ...], left_out: bool
+) -> None:
+    made = constant_plan(*alignments)
+    control = made.study.variant("TAM, constant damping")
+    mean_d = sum((1 + s) / 2 for s in alignments) / max(1, len(alignments))
+    assert bool(alignments and abs(2 * mean_d - 1) <= 0.01) == left_out
+    assert made.comparison_trials(control) == [] if left_out else made.comparison_trials(control)
+    assert ("2 x mean(d) is" in made.why_left_out(control)) == left_out
+    outcomes = {outcome.variant.name: outcome.planned for outcome in made.outcomes()}
+    assert outcomes == dict.fromkeys(outcomes, 2) | {control.name: 0 if left_out else 2}
+    dampings = [trial.damping for trial in to_run(made)]
+    assert dampings.count("mean") == (0 if left_out else len(alignments))
+    assert dampings.count("shuffled") == dampings.count("another") == len(alignments)
+    planned = count_trials([made])
+    missing = 2 + 2 - len(alignments)  # runs of SGDM, which has TAM's effective lr, and of TAM
+    assert planned.trials + planned.later_trials == missing + 2 * (2 if left_out else 3)
+
+
+def test_constant_damping_that_was_run_before_is_left_out_too() -> None:
+    made = constant_plan(0.1, 0.1)
+    while trials := to_run(made):
+        for trial in trials:
+            finish(made, trial, 90.0, s=0.1)
+    assert {len(outcome.records) for outcome in made.outcomes()} == {2}
+    for source in made.comparison_trials(made.study.variant("TAM")) or ():
+        finish(made, source, 90.0, s=0.001)
+    by_name = {outcome.variant.name: len(outcome.records) for outcome in made.outcomes()}
+    assert by_name.pop("TAM, constant damping") == 0 and set(by_name.values()) == {2}
+    assert to_run(made) == []
+
+
+def test_segments_have_a_constant_each_whose_mean_says_nothing_about_the_baseline() -> None:
+    made = constant_plan(0.0, 0.0, scope="tensor")
+    assert not made.why_left_out(made.study.variant("TAM, constant damping"))
+
+
+def test_the_steps_after_a_warm_up_do_not_count() -> None:
+    made = constant_plan()
+    for source in made.comparison_trials(made.study.variant("TAM")) or ():
+        finish(made, source, 90.0)
+        made.results.records[source.key].metrics = [{"alignment": 0.012}, {"alignment": 0.0}, {"epoch": 3}]
+    assert "is 1.006" in made.why_left_out(made.study.variant("TAM, constant damping"))

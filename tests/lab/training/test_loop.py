@@ -14,7 +14,7 @@ from tam.lab.core.alignment import read_alignment
 from tam.lab.core.errors import LabError
 from tam.lab.core.store import ALIGNMENT_FILE, TrialFolder
 from tam.lab.experiments.images import trial as images
-from tam.lab.training.loop import StepRecorder, load_source_alignment
+from tam.lab.training.loop import StepRecorder
 from tests.lab.experiments.test_images import config
 
 CPU = torch.device("cpu")
@@ -84,25 +84,6 @@ def test_an_optimizer_without_alignment_leaves_no_file(tmp_path: Path) -> None:
     with folder.at_work():
         recorder.write_alignment(folder)
     assert recorder.alignment.isnan().all() and not (folder.path / ALIGNMENT_FILE).exists()
-
-
-def test_the_source_of_each_control(tmp_path: Path) -> None:
-    alignment = torch.tensor([0.25, 0.5, -0.25, 0.0])
-    source = TrialFolder(tmp_path, config())
-    with source.at_work():
-        source.write(ALIGNMENT_FILE, alignment)
-
-    def load(damping: str) -> torch.Tensor:
-        control = config(damping=damping, damping_of=source.key)
-        loaded = load_source_alignment(control, TrialFolder(tmp_path, control))
-        assert loaded is not None
-        return loaded
-
-    assert load("mean").tolist() == [0.125] * 4
-    assert torch.equal(load("another"), alignment)
-    assert sorted(load("shuffled").tolist()) == sorted(alignment.tolist())
-    assert torch.equal(load("shuffled"), load("shuffled"))
-    assert load_source_alignment(config(), source) is None
 
 
 def test_a_checkpoint_of_an_older_version_is_named(tmp_path: Path) -> None:

@@ -62,9 +62,9 @@ class VariantStatus:
     name: str
     lr: float | None  # None while it is not selected
     finished: int  # of the comparison trials, one per seed
-    planned: int
+    planned: int  # 0 for a control that is left out
     blocked: int  # comparison trials that can never run
-    note: str  # why they cannot, or what the variant waits for
+    note: str  # why they cannot, what the variant waits for, or why it is left out
 
 
 @dataclass(frozen=True)
@@ -89,8 +89,8 @@ def show_status(results: ResultsPath, as_json: AsJson = False) -> None:
         print(f"{study.experiment} {study.preset} {study.study}: {study.state}")
         for one in study.variants:
             blocked = f"{count_trials(one.blocked)} cannot run: " if one.blocked else ""
-            note = f"; {blocked}{one.note}" if one.note else ""
-            print(f"  {one.name}: {one.finished} of {one.planned} seeds{note}")
+            seeds = f"{one.finished} of {one.planned} seeds" if one.planned else ""  # none: left out
+            print(f"  {one.name}: {'; '.join(filter(None, (seeds, blocked + one.note)))}")
 
 
 def load_plans(path: Path) -> list[list[Plan]]:
@@ -139,6 +139,8 @@ def count_trials(count: int) -> str:
 def variant_status(plan: Plan, outcome: Outcome, is_over: bool) -> VariantStatus:
     """Return how far a variant is. `is_over`: no trial of the study can run now or later."""
     variant, blocked, note = outcome.variant, 0, ""
+    if left_out := plan.why_left_out(variant):
+        return VariantStatus(variant.name, outcome.lr, 0, 0, 0, f"left out: {left_out}")
     missing = [trial for trial in plan.comparison_trials(variant) or [] if plan.record(trial) is None]
     sources = [plan.results.get(trial.damping_of) for trial in missing if trial.damping_of]
     diverged = sum(source is not None and source.diverged for source in sources)

@@ -19,7 +19,7 @@ MAX_STEPS = 2**28  # that are unpacked
 
 
 def read_alignment(path: Path, result: Mapping[str, Any] | None = None) -> Tensor:
-    """Return s of every step of a trial.
+    """Return s of every step of a trial: [steps], or [steps, segments] if there are several segments.
 
     The digest is in the trial's result, which is read if it is not given. Older results have none.
     """
@@ -32,7 +32,8 @@ def read_alignment(path: Path, result: Mapping[str, Any] | None = None) -> Tenso
             raise LabError(f"{path} is damaged: its digest is not the one in the result. {RERUN}")
         s: Tensor = torch.load(io.BytesIO(content), weights_only=True)
         s = unpack_levels(s).float() / LEVELS if s.dtype == torch.uint8 else s
-        if s.dim() != 1 or not (s.abs() <= 1 + 1e-6).all():  # so it is, too, if there is a NaN
+        has_shape = s.dim() == 1 or (s.dim() == 2 and s.shape[1] > 1)
+        if not has_shape or not (s.abs() <= 1 + 1e-6).all():  # so it is, too, if there is a NaN
             raise LabError(f"{path} is damaged: s must be between -1 and 1. {RERUN}")
         return s
     except LabError:

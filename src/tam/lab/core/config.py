@@ -56,8 +56,6 @@ class TrialConfig:
                 f"damping={self.damping!r} of {self.optimizer}: must be 'mean', 'shuffled' or 'another', "
                 "and the optimizer must have a damping"
             )
-        if self.options.get("scope", "global") != "global":
-            raise ValueError("damping can only be replaced with scope='global'")
 
     @cached_property
     def canonical(self) -> dict[str, Any]:

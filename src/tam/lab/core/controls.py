@@ -49,10 +49,8 @@ def controls(variant: Variant) -> tuple[Variant, ...]:
         f"{other.title} at {variant.name}'s effective lr", other.name, (), options, settings,
         control_of=variant.name, lr_ratio=ratio,
     )  # fmt: skip
-    if variant.options.get("scope", "global") != "global":  # there is not one d to replace
-        return (at_effective_lr,)
     replaced = (_with_damping(variant, *control) for control in (("shuffled", SHUFFLED), ("mean", CONSTANT)))
-    return at_effective_lr, *replaced
+    return at_effective_lr, *replaced, another_seeds_damping(variant)
 
 
 def another_seeds_damping(variant: Variant) -> Variant:

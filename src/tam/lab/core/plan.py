@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import mean
+from statistics import fmean, mean
 from typing import Any
 
 from tam.lab.core.config import TrialConfig
@@ -13,8 +13,10 @@ from tam.lab.core.errors import LabError
 from tam.lab.core.registry import Experiment
 from tam.lab.core.results import Results, TrialRecord
 from tam.lab.core.study import HALF_DECADE, Study, Variant
+from tam.step.rule import damping_of
 
 MAX_EXTENSIONS = 4  # of a grid, on each side
+SAME_AS_BASELINE = 0.01  # constant damping with 2 mean(d) this close to 1 is the baseline at half the lr
 
 
 @dataclass(frozen=True)
@@ -25,7 +27,7 @@ class Outcome:
     lr: float | None  # None while it is not selected
     at_edge: bool  # the lr is at an edge of its grid
     records: dict[int, TrialRecord]
-    planned: int
+    planned: int  # trials, one per seed; 0 for a control that is left out
     key: str  # of the metric that is compared
 
     def values(self, key: str) -> dict[int, float]:
@@ -131,7 +133,12 @@ class Plan:
         return lrs[winner[0]], winner[0] in (0, winner[1])
 
     def comparison_trials(self, variant: Variant) -> list[TrialConfig] | None:
-        """Return the trials of the comparison, one per seed. None if the lr is not known yet."""
+        """Return the trials of the comparison, one per seed. None if the lr is not known yet.
+
+        A control that is left out has none.
+        """
+        if self.why_left_out(variant):
+            return []
         selected = self.selected_lr(variant)
         if selected is None:
             return None
@@ -141,14 +148,39 @@ class Plan:
         source = self.study.variant(variant.control_of or "")  # at the same lr
         # The next seed of the whole study, also if only some of its seeds are run: a control is one trial.
         every, step = self.whole.seeds, int(variant.damping == "another")
-        if step and len(every) < 2:
-            raise LabError(f"{self.study.name} has one seed: a control needs another one's d")
         source_seeds = [every[(every.index(seed) + step) % len(every)] for seed in seeds]
         keys = [self.trial(source, lr, seed, test=True).key for seed in source_seeds]
         return [
             self.trial(variant, lr, seed, test=True, damping=variant.damping, damping_of=key)
             for seed, key in zip(seeds, keys, strict=True)
         ]
+
+    def why_left_out(self, variant: Variant) -> str:
+        """Return why a control has no trials, given the results so far. Empty if it has some."""
+        if variant.damping == "another" and len(self.whole.seeds) < 2:
+            return "the study has one seed"
+        if variant.damping == "mean" and variant.options.get("scope", "global") == "global":
+            d = self._mean_damping(self.study.variant(variant.control_of or ""))
+            if d is not None and abs(2 * d - 1) <= SAME_AS_BASELINE:
+                return f"2 x mean(d) is {2 * d:.3f}, so it is the baseline at the effective lr"
+        return ""
+
+    def _mean_damping(self, source: Variant) -> float | None:
+        """Return the mean d of a variant over its finished seeds. None if there is none with a d.
+
+        All seeds of the whole study count: a part of it leaves out the same controls.
+        """
+        selected = self.selected_lr(source)
+        if selected is None:
+            return None
+        records = [self.record(self.trial(source, selected[0], seed, test=True)) for seed in self.whole.seeds]
+        means = [
+            fmean(alignments)
+            for record in records
+            if record is not None and not record.diverged
+            and (alignments := [row["alignment"] for row in record.metrics if "alignment" in row])
+        ]  # fmt: skip
+        return damping_of(fmean(means), source.options.get("gain", 1.0)) if means else None
 
     def to_run(self) -> list[tuple[Variant, TrialConfig]]:
         """Return the trials that can run now and have no result. Empty if the study is done."""
@@ -174,10 +206,11 @@ class Plan:
 
     def outcomes(self) -> list[Outcome]:
         """Return the finished trials of every variant."""
-        outcomes, planned = [], len(self.study.seeds)
+        outcomes = []
         for variant in self.study.variants:
             lr, at_edge = self.selected_lr(variant) or (None, False)
             trials = self.comparison_trials(variant) or []
+            planned = 0 if self.why_left_out(variant) else len(self.study.seeds)
             finished = {trial.seed: record for trial in trials if (record := self.record(trial)) is not None}
             outcomes.append(Outcome(variant, lr, at_edge, finished, planned, self.study.outcome))
         return outcomes

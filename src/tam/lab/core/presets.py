@@ -15,6 +15,7 @@ from tam.lab.core.toml import read_toml
 TEXTS = read_toml(Path(__file__).with_name("presets.toml"))
 CURVES = tuple(Curve(**curve) for curve in TEXTS["curves"])
 SMALL = TEXTS["small"]
+TUNING_SEEDS = (100, 101, 102)
 
 
 def presets(studies: Sequence[Study]) -> dict[str, tuple[Study, ...]]:
@@ -38,7 +39,7 @@ def without(study: Study, *names: str) -> Study:
     return replace(study, variants=tuple(variants))
 
 
-def fair(study: Study, tuning_seeds: tuple[int, ...] = (100, 101), middle: float | None = None) -> Study:
+def fair(study: Study, tuning_seeds: tuple[int, ...] = TUNING_SEEDS, middle: float | None = None) -> Study:
     """Three lrs a half decade apart for every variant, around SGDM's (`middle`, or the paper's) or Adam's for
     steps of that size: one range of effective lr for all variants. All grids are extended alike until every
     winner is inside.
@@ -49,7 +50,8 @@ def fair(study: Study, tuning_seeds: tuple[int, ...] = (100, 101), middle: float
     )
     return replace(
         study, variants=variants, seeds=study.seeds if len(study.seeds) > 10 else tuple(range(10)),
-        tuning_seeds=tuning_seeds, extend=True, choices={**study.choices, "lr": TEXTS["lr_range"]},
+        tuning_seeds=tuning_seeds, former_tuning_seeds=2, extend=True,
+        choices={**study.choices, "lr": TEXTS["lr_range"]},
     )  # fmt: skip
 
 

@@ -81,9 +81,12 @@ class TrialRecord:
 
     @cached_property
     def alignment(self) -> Tensor | None:
-        """s of every step, if it was recorded, rounded as in a packed file."""
+        """s of every step, if it was recorded: the mean over the segments, rounded as in a packed file."""
         path = self._path(store.ALIGNMENT_FILE)
-        return round_alignment(read_alignment(path, self.stored_result)) if path.exists() else None
+        if not path.exists():
+            return None
+        s = read_alignment(path, self.stored_result)
+        return round_alignment(s if s.dim() == 1 else s.float().mean(1))
 
     @cached_property
     def scores(self) -> dict[str, dict[str, Any]]:

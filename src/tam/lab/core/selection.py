@@ -18,8 +18,9 @@ from tam.lab.core.study import Study
 STORED_FIELDS: dict[str, tuple[str, Any]] = {  # the stored name and type of each field. They never change
     "experiment": ("experiment", str), "preset": ("preset", str), "studies": ("studies", list),
     "variants": ("arms", list), "seeds": ("seeds", int | None), "controls": ("controls", bool),
-    "overrides": ("given", dict),
+    "overrides": ("given", dict), "tuning_seeds": ("tuning_seeds", int),
 }  # fmt: skip
+FORMER = 0  # tuning seeds: as many as there were before their number was stored
 
 
 @dataclass(frozen=True)
@@ -33,20 +34,25 @@ class Selection:
     seeds: int | None = None  # the number of comparison seeds
     controls: bool = False  # TAM's controls also in studies that have none
     overrides: dict[str, Any] = field(default_factory=dict)  # of a workload: a checkpoint, a model, tasks ...
+    tuning_seeds: int | None = None  # their number; None: all that the studies have, or FORMER
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "studies", tuple(map(str, self.studies)))
         object.__setattr__(self, "variants", tuple(map(controls.current_name, self.variants)))
         if self.seeds is not None and self.seeds < 1:
             raise ValueError("'seeds' must be at least 1")
+        if self.tuning_seeds is not None and self.tuning_seeds < 0:
+            raise ValueError("'tuning_seeds' must be at least 0")
 
     def to_json(self) -> dict[str, Any]:
-        return {key: getattr(self, name) for name, (key, _) in STORED_FIELDS.items()}
+        stored = {key: getattr(self, name) for name, (key, _) in STORED_FIELDS.items()}
+        return stored if self.tuning_seeds else {k: v for k, v in stored.items() if k != "tuning_seeds"}
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> Selection:
         """Return the selection with this stored form. Fields that did not exist yet have their defaults."""
-        values = {name: stored[key] for name, (key, _) in STORED_FIELDS.items() if key in stored}
+        values: dict[str, Any] = {"tuning_seeds": FORMER}
+        values |= {name: stored[key] for name, (key, _) in STORED_FIELDS.items() if key in stored}
         for name, value in values.items():
             key, kind = STORED_FIELDS[name]
             if not isinstance(value, kind):
@@ -73,6 +79,7 @@ def select_plans(selection: Selection, results: Results) -> list[Plan]:
         if not all(key in study.workload for study in selected):
             raise LabError(f"studies of {experiment.name}, preset {selection.preset}, take no {key!r}")
     selected = [experiment.override(study, selection.overrides) for study in selected]
+    selected = [_with_tuning_seeds(study, selection.tuning_seeds) for study in selected]
     variant_names = set(selection.variants)
     having = [study for study in selected if variant_names <= {variant.name for variant in study.variants}]
     plans = []
@@ -82,8 +89,18 @@ def select_plans(selection: Selection, results: Results) -> list[Plan]:
     return plans
 
 
+def _with_tuning_seeds(study: Study, number: int | None) -> Study:
+    """Return the study with its first tuning seeds only: those that a run had."""
+    number = study.former_tuning_seeds if number == FORMER else number
+    return replace(study, tuning_seeds=study.tuning_seeds[:number])
+
+
 def remember_selection(selection: Selection, root: Path) -> None:
-    """Note in the folder what was run, so that status and report need only the folder."""
+    """Note in the folder what was run: status and report then need only the folder."""
+    if selection.tuning_seeds is None:
+        plans = select_plans(selection, Results())
+        number = max((len(plan.study.tuning_seeds) for plan in plans), default=0)
+        selection = replace(selection, tuning_seeds=number)
     with lock_folder(root):  # another run may do the same
         path = root / RUNS_FILE
         stored = read_json(path, list, RUN_AGAIN) if path.exists() else []
@@ -117,14 +134,15 @@ class PresetGroup:
 def load_groups(path: Path) -> list[PresetGroup]:
     """Return everything that was run in a folder or packed, by experiment and preset.
 
-    A study that was run in part is whole.
+    A study that was run in part is whole. One that was run several times has the most tuning seeds and the
+    most variants of these runs.
     """
     results = load_existing_results(path)
     plans_by_preset: dict[tuple[str, str], dict[str, Plan]] = {}
-    for selection in sorted(selections_of(results), key=lambda one: one.controls):  # more variants last
+    for selection in selections_of(results):
         plans = plans_by_preset.setdefault((selection.experiment, selection.preset), {})
         for plan in select_plans(replace(selection, variants=(), seeds=None), results):
-            plans[plan.study.identity] = plan
+            plans[plan.study.identity] = _merge(plan, plans.get(plan.study.identity, plan))
     groups = []
     for (name, preset), plans in plans_by_preset.items():
         studies = get_experiment(name).presets[preset]
@@ -132,3 +150,12 @@ def load_groups(path: Path) -> list[PresetGroup]:
         in_order = sorted(plans.values(), key=lambda plan: order.index(plan.study.name))
         groups.append(PresetGroup(in_order, tuple(study for study in studies if study.name not in names)))
     return groups
+
+
+def _merge(plan: Plan, other: Plan) -> Plan:
+    """Return the plan of a study with the tuning seeds and variants of both: one has those of the other."""
+    study, other_study = plan.study, other.study
+    tuning_seeds = max(study.tuning_seeds, other_study.tuning_seeds, key=len)
+    variants = max(study.variants, other_study.variants, key=len)
+    merged = replace(study, tuning_seeds=tuning_seeds, variants=variants)
+    return Plan(plan.experiment, merged, plan.results, plan.preset)

@@ -47,6 +47,7 @@ class Study:
     baseline: str  # the variant the others are compared with
     seeds: tuple[int, ...]  # of the comparison
     tuning_seeds: tuple[int, ...] = ()  # of the selection of lrs; a single lr needs none
+    former_tuning_seeds: int = 1  # so many of them had runs that did not store the number
     extend: bool = False  # extend the grids until every variant's winner is inside
     paper: Mapping[str, tuple[float, float | None]] = field(default_factory=dict)  # mean, spread by variant
     outcome: str = "validation"  # the figure of a result that is compared

@@ -1,4 +1,4 @@
-"""Steps and epochs: a control's s, what a step records, metrics, checkpoints, progress and the result."""
+"""Steps and epochs: what a step records, metrics, checkpoints, progress and the result."""
 
 from __future__ import annotations
 
@@ -13,14 +13,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from tam.lab.core.alignment import read_alignment
 from tam.lab.core.config import TrialConfig, effective_settings
 from tam.lab.core.errors import LabError
 from tam.lab.core.store import ALIGNMENT_FILE, TrialFolder
+from tam.lab.training.damping_control import check_source_length, torque_optimizer
 from tam.lab.training.factory import load_optimizer
 from tam.optimizers.base import make_state
-from tam.optimizers.torque import TorqueOptimizer
-from tam.switching.warmup import Warmup
 
 
 @dataclass(frozen=True)
@@ -32,40 +30,12 @@ class Progress:
     metrics: dict[str, Any]
 
 
-def load_source_alignment(config: TrialConfig, folder: TrialFolder) -> Tensor | None:
-    """Return the s of every step that a control takes over. None if the trial is no control.
-
-    A trial whose optimizer has an alignment s leaves the s of every step in `alignment.pt`. A control is TAM
-    with the damping of that trial: constant at its mean, shuffled, or in order. With "mean" and "shuffled"
-    the source is the same variant with the same seed. With "another" it has another seed: the same schedule
-    of d without feedback.
-    """
-    if config.damping is None:
-        return None
-    path = folder.path.parent / str(config.damping_of) / ALIGNMENT_FILE
-    if not path.exists():
-        source = config.damping_of
-        raise LabError(f"{path} is missing: this control needs the alignment of the trial {source}")
-    alignment = read_alignment(path)
-    if config.damping == "mean":
-        return torch.full_like(alignment, float(alignment.double().mean()))
-    if config.damping == "shuffled":
-        generator = torch.Generator().manual_seed(config.seed)
-        return alignment[torch.randperm(len(alignment), generator=generator)]
-    return alignment
-
-
-def check_source_length(source: Tensor | None, steps: int) -> None:
-    """Raise LabError if a control's source has another number of steps."""
-    if source is not None and len(source) != steps:
-        raise LabError(f"the trial whose damping this control uses has {len(source)} steps, not {steps}")
-
-
 class StepRecorder:
     """Takes the steps of an optimizer. Records s and further measurements of every step of a run.
 
     It never waits for the device, so a CUDA graph can capture its steps. `source` holds a control's s for
-    every step. `aligned_steps` is the number of steps before a warm-up replaces its first optimizer.
+    every step, and every segment if there are several. `aligned_steps` is the number of steps before a
+    warm-up replaces its first optimizer.
     """
 
     def __init__(
@@ -74,9 +44,10 @@ class StepRecorder:
     ) -> None:  # fmt: skip
         self.aligned_steps = steps if aligned_steps is None else aligned_steps
         check_source_length(source, self.aligned_steps)
-        self.source = None if source is None else source.to(device)
-        # One row per step: the measurements, then s. NaN where there is none.
+        self.source = None if source is None else source.reshape(len(source), -1).to(device)
+        # One row per step: the measurements, then the mean s over the segments. NaN where there is none.
         self.values = torch.full((steps, measurements + 1), math.nan, dtype=dtype, device=device)
+        self.segments: Tensor | None = None  # s of each, one row per step, if there are several
         self.steps_taken = torch.zeros((), dtype=torch.int64, device=device)
         self._written_by_step: list[Tensor] = []  # the optimizer's tensors that the step writes s to
 
@@ -88,29 +59,38 @@ class StepRecorder:
 
     @torch.no_grad()
     def before_step(self, optimizer: Optimizer) -> None:
-        """Find the tensors that hold s and, in a control, fill in the source's value."""
+        """Find the tensors that hold s and, in a control, fill in the source's values."""
         self._written_by_step = []  # none for an optimizer without s
-        active = optimizer.optimizer if isinstance(optimizer, Warmup) else optimizer
-        if isinstance(active, TorqueOptimizer):
-            make_state(active)
-            self._written_by_step = active.segments.alignments()  # now: a Warmup may drop them in the step
+        torque = torque_optimizer(optimizer)
+        if torque is not None:
+            make_state(torque)
+            self._written_by_step = torque.segments.alignments()  # now: a Warmup may drop them in the step
         if self.source is not None and self._written_by_step:
             # Not source[steps_taken]: that waits for the device, and a graph would keep the first value.
-            value = self.source.index_select(0, self.steps_taken.reshape(1))[0]
-            self._written_by_step[0].copy_(value)
+            row = self.source.index_select(0, self.steps_taken.reshape(1))[0]
+            torch._foreach_copy_(self._written_by_step, list(row.unbind()))
 
     @torch.no_grad()
     def after_step(self, *measurements: Tensor) -> None:
-        """Record the step: its measurements, and the mean s over the optimizer's segments."""
-        segments = self._written_by_step
+        """Record the step: its measurements, the mean s over the optimizer's segments, and s of each."""
+        segments, now = self._written_by_step, self.steps_taken.reshape(1)
         alignment = torch.stack(segments).mean() if segments else self.values.new_full((), math.nan)
         row = torch.stack([value.detach().to(self.values.dtype) for value in (*measurements, alignment)])
-        self.values.index_copy_(0, self.steps_taken.reshape(1), row[None])
+        self.values.index_copy_(0, now, row[None])
+        if len(segments) > 1:
+            if self.segments is None:  # in the first step, which no graph captures
+                self.segments = self._allocate_segments(len(segments))
+            self.segments.index_copy_(0, now, torch.stack(segments).to(self.segments.dtype)[None])
         self.steps_taken += 1
+
+    def _allocate_segments(self, count: int) -> Tensor:
+        """Return one NaN per step and segment, in 16 bits: there can be hundreds of segments."""
+        shape = len(self.values), count
+        return torch.full(shape, math.nan, dtype=torch.float16, device=self.values.device)
 
     @property
     def alignment(self) -> Tensor:
-        """s of every step of the run, on the device; NaN where there is none."""
+        """s of every step of the run, on the device: the mean over the segments. NaN where there is none."""
         return self.values[:, -1]
 
     def continue_at(self, step: int) -> None:
@@ -118,17 +98,31 @@ class StepRecorder:
         self.steps_taken.fill_(step)
 
     def write_alignment(self, folder: TrialFolder) -> None:
-        """Write s of the steps taken, for controls and reports. An optimizer without s writes nothing."""
-        alignment = self.alignment[: min(int(self.steps_taken), self.aligned_steps)]
-        if len(alignment) and not alignment.isnan().any():
-            folder.write(ALIGNMENT_FILE, alignment.to("cpu", copy=True).contiguous())
+        """Write s of the steps taken, for controls and reports. An optimizer without s writes nothing.
+
+        Several segments have a column each, unless the first steps are of a version that kept the mean only.
+        """
+        count = min(int(self.steps_taken), self.aligned_steps)
+        alignment = self.alignment[:count]
+        if not count or alignment.isnan().any():
+            return
+        if self.segments is not None and not self.segments[:count].isnan().any():
+            alignment = self.segments[:count]
+        folder.write(ALIGNMENT_FILE, alignment.to("cpu", copy=True).contiguous())
 
     def state_dict(self) -> dict[str, Any]:
-        return {"values": self.values[: int(self.steps_taken)].clone()}
+        count = int(self.steps_taken)
+        state = {"values": self.values[:count].clone()}
+        return state if self.segments is None else {**state, "segments": self.segments[:count].clone()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        steps = len(state["values"])
+        """Load the steps so far. Only runs with several segments have "segments"."""
+        steps, segments = len(state["values"]), state.get("segments")
         self.values[:steps] = state["values"].to(self.values.device)
+        if segments is not None:
+            if self.segments is None:
+                self.segments = self._allocate_segments(segments.shape[1])
+            self.segments[:steps] = segments.to(self.values.device)
         self.continue_at(steps)
 
 

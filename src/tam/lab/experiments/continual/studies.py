@@ -38,7 +38,7 @@ def study(stream: str, model: str, method: str, **workload: Any) -> Study:
     variants = (Variant("SGDM", "sgdm", GRID, DECAY), lower, tam, twice, *controls.controls(tam))
     return Study(
         f"{stream}-{method}", f"{METHODS[method]} on {where}", workload, variants, baseline="SGDM",
-        seeds=(0, 1, 2), tuning_seeds=(100,), outcome="average", label="average accuracy %",
+        seeds=(0, 1, 2), tuning_seeds=presets.TUNING_SEEDS, outcome="average", label="average accuracy %",
         paper=paper if on_clear else {},
         choices={**NOTES["study"], **({} if on_clear else NOTES["drifting"])},
     )  # fmt: skip

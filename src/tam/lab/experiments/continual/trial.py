@@ -26,8 +26,9 @@ from tam.lab.data import moments, streams
 from tam.lab.models import get_model
 from tam.lab.training.augmentation import BatchDraws, augment, normalize, per_channel
 from tam.lab.training.cuda_graph import CapturedStep
+from tam.lab.training.damping_control import load_source_alignment
 from tam.lab.training.factory import make_network, make_optimizer
-from tam.lab.training.loop import NetworkLearner, StepRecorder, load_source_alignment, train_network
+from tam.lab.training.loop import NetworkLearner, StepRecorder, train_network
 from tam.lab.training.metrics import autocast, classifier_result, count_correct
 
 TEMPERATURE = 2.0  # of the outputs that LwF compares
@@ -95,7 +96,10 @@ class Learner(NetworkLearner):
         captured = device.type == "cuda"
         self.optimizer = make_optimizer(config, self.model.parameters(), self.lr, captured=captured)
         self.experience_steps = self.steps * config.passes
-        steps, source = self.experience_steps * config.epochs, load_source_alignment(config, folder)
+        steps, source = (
+            self.experience_steps * config.epochs,
+            load_source_alignment(config, folder, self.optimizer),
+        )
         self.recorder = StepRecorder(steps, device, source, measurements=1)
         self.step = CapturedStep(self._step, device)
         self.evaluated = self.stream.test if config.test else self.stream.validation

@@ -29,7 +29,7 @@ def study(switch: int | None, **workload: Any) -> Study:
         "Each optimizer alone" if switch is None else f"Warm-up of {switch} epochs",
         {"data": "movielens", "epochs": 300, "titles": None, **workload},
         (ADAM, TUNED, tam, sgdm, *controls.controls(tam)),
-        baseline="Adam", seeds=(0, 1, 2, 3, 4), tuning_seeds=(100,),
+        baseline="Adam", seeds=(0, 1, 2, 3, 4), tuning_seeds=presets.TUNING_SEEDS,
         paper={tam.name: (0.86, None)} if switch == 50 else {}, outcome="rmse", label="best validation RMSE",
         test_label="test RMSE", higher=False, margin=0.005, digits=4, choices=NOTES["study"],
     )  # fmt: skip

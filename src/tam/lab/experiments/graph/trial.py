@@ -26,8 +26,9 @@ from tam.lab.core.errors import LabError
 from tam.lab.core.store import TrialFolder, digest_of, write_whole
 from tam.lab.data import files, find, movielens
 from tam.lab.models import count_parameters
+from tam.lab.training.damping_control import load_source_alignment
 from tam.lab.training.factory import make_optimizer
-from tam.lab.training.loop import NetworkLearner, Progress, StepRecorder, load_source_alignment, train_epochs
+from tam.lab.training.loop import NetworkLearner, Progress, StepRecorder, train_epochs
 from tam.lab.training.metrics import grad_norm
 
 EDGES = (("user", "rates", "movie"), ("movie", "rated_by", "user"))
@@ -197,7 +198,7 @@ class Training(NetworkLearner):
         if config.switch is not None:
             make_adam = partial(torch.optim.Adam, lr=config.adam_lr)
             self.optimizer = tam.Warmup(self.optimizer, make_adam, config.switch)
-        source = load_source_alignment(config, folder)
+        source = load_source_alignment(config, folder, self.optimizer)
         self.recorder = StepRecorder(
             config.epochs, device, source, aligned_steps=config.switch, measurements=2, dtype=torch.float64
         )

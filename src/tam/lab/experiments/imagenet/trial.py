@@ -25,8 +25,9 @@ from tam.lab.data.imagenet import Folders, generate
 from tam.lab.engines.torchrun import Ranks
 from tam.lab.models import get_model
 from tam.lab.training.augmentation import normalize, per_channel
+from tam.lab.training.damping_control import load_source_alignment
 from tam.lab.training.factory import make_optimizer
-from tam.lab.training.loop import NetworkLearner, StepRecorder, load_source_alignment, train_network
+from tam.lab.training.loop import NetworkLearner, StepRecorder, train_network
 from tam.lab.training.metrics import autocast, classifier_metrics, classifier_result, count_correct, grad_norm
 
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)  # of ImageNet's channels
@@ -78,7 +79,7 @@ class Training(NetworkLearner):
         self.model = get_model(config.model).make(len(self.train.classes)).to(device)
         self.parallel = DistributedDataParallel(self.model) if self.ranks.count > 1 else self.model
         self.optimizer = make_optimizer(config, self.model.parameters(), config.lr)
-        steps, source = self.steps * config.epochs, load_source_alignment(config, folder)
+        steps, source = self.steps * config.epochs, load_source_alignment(config, folder, self.optimizer)
         self.recorder = StepRecorder(steps, device, source)
 
     def epoch(self, epoch: int) -> Generator[None, None, dict[str, Any]]:

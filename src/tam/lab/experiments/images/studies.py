@@ -29,7 +29,7 @@ VIT_LRS = (0.01, 0.03, 0.1, 0.3)
 DECAY: dict[str, Any] = {"weight_decay": 1e-4}
 RESNET18: dict[str, Any] = {"data": "cifar10", "model": "resnet18", "epochs": 200, "batch": 128}
 SEEDS: dict[str, Any] = {"seeds": (0, 1, 2)}  # the paper does not say how many
-TUNED: dict[str, Any] = {**SEEDS, "tuning_seeds": (100,)}
+TUNED: dict[str, Any] = {**SEEDS, "tuning_seeds": presets.TUNING_SEEDS}
 PAPER_GRIDS = {name: OPTIMIZERS[name].lr_grid for name in NAMES}
 TWO_LRS = {"sgdm": (0.1,), "tam": (0.2,)}
 SMOKE_LRS = {"sgdm": (0.1,), "tam": (0.02, 0.2)}
@@ -120,7 +120,7 @@ def registered_adaptive() -> Study:
 def smoke() -> Study:
     """Return a network of 5,000 parameters on digits: less than a minute on two CPU cores."""
     compared, workload = variants(1e-4, SMOKE_LRS), {"epochs": 2, "batch": 64, "held_out": 300}
-    more = {**TUNED, "seeds": (0, 1), "choices": presets.SMALL, "small": True}
+    more = {"seeds": (0, 1), "tuning_seeds": (100,), "choices": presets.SMALL, "small": True}
     return study("digits", "tiny", 1e-4, compared, **workload, **more)
 
 

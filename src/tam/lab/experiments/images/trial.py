@@ -29,8 +29,9 @@ from tam.lab.data import ImageData, load, split
 from tam.lab.models import get_model
 from tam.lab.training.augmentation import BatchDraws, augment, normalize, per_channel
 from tam.lab.training.cuda_graph import CapturedStep
+from tam.lab.training.damping_control import load_source_alignment
 from tam.lab.training.factory import make_network, make_optimizer
-from tam.lab.training.loop import NetworkLearner, StepRecorder, load_source_alignment, train_network
+from tam.lab.training.loop import NetworkLearner, StepRecorder, train_network
 from tam.lab.training.metrics import autocast, classifier_metrics, classifier_result, count_correct, grad_norm
 
 STEPS_BEFORE_SWITCH = 10  # whose mean update norm the first step after a switch is compared with
@@ -113,7 +114,7 @@ class Training(NetworkLearner):
         if config.decay_in_cosine:
             for group in self.optimizer.param_groups:
                 self.decay, group["weight_decay"] = group["weight_decay"], 0.0
-        steps, source = self.steps * config.epochs, load_source_alignment(config, folder)
+        steps, source = self.steps * config.epochs, load_source_alignment(config, folder, self.optimizer)
         aligned_steps = steps if config.sgdm_from is None else self.steps * config.sgdm_from
         self.recorder = StepRecorder(steps, device, source, aligned_steps=aligned_steps, measurements=2)
         self.loss = self._loss

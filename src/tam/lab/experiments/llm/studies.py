@@ -35,7 +35,7 @@ def study(name: str, model: str | None, epochs: int, **workload: Any) -> Study:
         f"{name}-{epochs}",
         f"{name}, {epochs} epochs",
         {"model": model, "epochs": epochs, "tasks": TASKS, **workload},
-        VARIANTS, baseline=ADAMW, seeds=(0, 1, 2), tuning_seeds=(100,), outcome="perplexity",
+        VARIANTS, baseline=ADAMW, seeds=(0, 1, 2), tuning_seeds=presets.TUNING_SEEDS, outcome="perplexity",
         label="validation perplexity", test_label="test perplexity", higher=False, margin=0.05, digits=3,
         choices=NOTES["study_choices"],
     )  # fmt: skip

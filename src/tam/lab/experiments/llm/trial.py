@@ -29,8 +29,9 @@ from tam.lab.experiments.llm.masked import BackwardPass, MaskedLoss, compile_lay
 from tam.lab.experiments.llm.mteb import scoring
 from tam.lab.models import count_parameters, language
 from tam.lab.models.language import locate_model, transformers
+from tam.lab.training.damping_control import load_source_alignment
 from tam.lab.training.factory import make_optimizer
-from tam.lab.training.loop import Progress, StepRecorder, load_source_alignment
+from tam.lab.training.loop import Progress, StepRecorder
 
 EVALUATION_BATCH = 32  # blocks
 CLOCK_STEPS = 20  # from one look at the clock to the next: ranks must agree on it
@@ -100,7 +101,7 @@ class Training:
         fused = {"fused": True} if device.type == "cuda" and config.optimizer == "adamw" else {}
         self.optimizer = make_optimizer(config, self.model.parameters(), config.lr, **fused)
         self.settings = effective_settings(config, self.optimizer)
-        source_alignment = load_source_alignment(config, folder)
+        source_alignment = load_source_alignment(config, folder, self.optimizer)
         self.recorder = StepRecorder(self.steps, device, source_alignment, measurements=1)  # the loss
         self.step_loss = torch.zeros((), device=device)
         self.best_perplexity, self.best_epoch, self.best_digest = math.inf, 0, ""
@@ -134,12 +135,15 @@ class Training:
     def complete_checkpoint(self, step: int) -> None:
         """Add the lab's state to the checkpoint that the Trainer has just written."""
         # The losses differ between ranks: keep everyone's.
-        values = self.ranks.gather(self.recorder.state_dict()["values"]).cpu()
+        recorded = self.recorder.state_dict()
+        values = self.ranks.gather(recorded.pop("values")).cpu()
+        segments = {name: tensor.cpu() for name, tensor in recorded.items()}  # the same on all ranks
         self.ranks.wait()  # every rank has written its files
         if self.folder.writes:
             state = {
-                "values": values, "rows": self.folder.rows, "seconds": time.monotonic() - self.start,
-                "best": self.best_perplexity, "at": self.best_epoch, "best_digest": self.best_digest,
+                **segments, "values": values, "rows": self.folder.rows,
+                "seconds": time.monotonic() - self.start, "best": self.best_perplexity,
+                "at": self.best_epoch, "best_digest": self.best_digest,
             }  # fmt: skip
             path = self.folder.path / checkpoints.FOLDER / f"checkpoint-{step}"
             checkpoints.complete_checkpoint(path, state)
@@ -202,7 +206,7 @@ class Training:
                 checkpoint, rows = str(path), list(state["rows"])
                 values: Tensor = state["values"]  # [ranks, steps, 2]
                 own = values[self.ranks.rank] if len(values) == self.ranks.count else values.mean(0)
-                self.recorder.load_state_dict({"values": own})
+                self.recorder.load_state_dict({**state, "values": own})
                 self.best_perplexity, self.best_epoch = state["best"], state["at"]
                 self.best_digest = state["best_digest"]
                 self.start -= state["seconds"]  # of the runs before a kill

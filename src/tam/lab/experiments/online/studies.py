@@ -21,15 +21,16 @@ TAM = Variant("TAM", "tam", tuple(2 * lr for lr in GRID), against=("SGD",))
 VARIANTS = (Variant("SGD", "sgd", GRID), Variant("SGDM", "sgdm", GRID), TAM, *controls.controls(TAM))
 
 
-def study(depth: int, delta: int, tuning_seeds: tuple[int, ...] = (100, 101), **workload: Any) -> Study:
+def study(depth: int, delta: int, former_tuning_seeds: int = 1, **workload: Any) -> Study:
     name = f"mlp{depth}-{delta}"
     what = "images given new labels" if workload.get("reading") == "samples" else "classes permuted"
     return Study(
         name,
         f"{depth} hidden layers, {delta}% of the {what}",
         {"depth": depth, "delta": delta, "epochs": 60, **workload},
-        VARIANTS, baseline="SGDM", seeds=(0, 1, 2, 3, 4), tuning_seeds=tuning_seeds, outcome="online",
-        label="online accuracy %", choices=NOTES["paper"][name],
+        VARIANTS, baseline="SGDM", seeds=(0, 1, 2, 3, 4), tuning_seeds=presets.TUNING_SEEDS,
+        former_tuning_seeds=former_tuning_seeds, outcome="online", label="online accuracy %",
+        choices=NOTES["paper"][name],
     )  # fmt: skip
 
 
@@ -90,12 +91,17 @@ def _with_controls(whole: Study) -> Study:
 
 
 def smoke() -> tuple[Study, ...]:
-    workload = {"epochs": 2, "passes": 2, "batch": 64, "width": 16, "data": "digits", "held_out": 300}
+    workload: dict[str, Any] = {"epochs": 2, "passes": 2, "batch": 64, "width": 16}
+    workload |= {"data": "digits", "held_out": 300}
     variants = tuple(replace(variant, lrs=variant.lrs[-2:]) for variant in VARIANTS)
-    studies = [study(2, delta, (100,), **workload) for delta in (40, 100)]
-    return tuple(
-        replace(one, variants=variants, seeds=(0, 1), choices=NOTES["smoke"], small=True) for one in studies
-    )
+    small: dict[str, Any] = {
+        "seeds": (0, 1),
+        "tuning_seeds": (100,),
+        "choices": NOTES["smoke"],
+        "small": True,
+    }
+    studies = [study(2, delta, **workload) for delta in (40, 100)]
+    return tuple(replace(one, variants=variants, **small) for one in studies)
 
 
 EXPERIMENT = Experiment(
@@ -103,12 +109,12 @@ EXPERIMENT = Experiment(
     title="Online learning under label flips (the paper's section 4.3)",
     config=population.Config, run=trial.run_together,
     presets={
-        "paper": studies(),
-        "tasks40": studies(tuning_seeds=(100,), epochs=40),
-        "samples": studies(tuning_seeds=(100,), epochs=5, reading="samples"),
+        "paper": studies(former_tuning_seeds=2),
+        "tasks40": studies(epochs=40),
+        "samples": studies(epochs=5, reading="samples"),
         "fair": tuple(presets.fair(one, middle=0.01) for one in studies()),
         "registered": REGISTERED, "registered-controls": tuple(map(_with_controls, REGISTERED)),
-        "quick": studies(tuning_seeds=(100,), epochs=5),
+        "quick": studies(epochs=5),
         "smoke": smoke(),
     },
     choices=NOTES["choices"],

@@ -20,7 +20,8 @@ from torch import Tensor
 from tam.lab.core.alignment import keep_levels
 from tam.lab.core.store import TrialFolder
 from tam.lab.experiments.online.population import Config, Population
-from tam.lab.training.loop import Progress, check_source_length, load_source_alignment
+from tam.lab.training.damping_control import check_source_length, load_source_alignment
+from tam.lab.training.loop import Progress
 
 
 def kind_of(config: Config) -> str:

@@ -20,8 +20,9 @@ from torch import Tensor
 from tam import registry
 from tam.lab.core.config import TrialConfig
 from tam.lab.core.store import TrialFolder
+from tam.lab.training.damping_control import load_source_alignment
 from tam.lab.training.factory import make_optimizer
-from tam.lab.training.loop import Progress, StepRecorder, load_source_alignment
+from tam.lab.training.loop import Progress, StepRecorder
 
 CPU = torch.device("cpu")
 
