@@ -87,7 +87,7 @@ def test_constant_damping_that_is_the_baseline_is_left_out(copy: Path, tmp_path:
     counts = {one["name"]: (one["finished"], one["planned"], one["blocked"]) for one in study["variants"]}
     assert counts.pop("TAM, constant damping") == (0, 0, 0) and set(counts.values()) == {(2, 2, 0)}
     arguments = ("run", "images", "--preset", "smoke", "--out", copy, "--device", "cpu")
-    assert "digits-tiny: 0 trials now\n" in tam_lab(*arguments, "--dry-run")[1]
+    assert "digits-tiny: nothing left to run\n" in tam_lab(*arguments, "--dry-run")[1]
     before = {path.parent for path in copy.glob("trials/*/result.json")}
     assert tam_lab(*arguments)[0] == 0
     assert {path.parent for path in copy.glob("trials/*/result.json")} == before
