@@ -134,7 +134,7 @@ def test_runs_of_different_variants_are_one_study(copy: Path) -> None:
     remember_selection(Selection("images", "smoke", variants=("TAM, constant damping",), seeds=1), copy)
     lines = tam_lab("status", copy)[1].splitlines()
     assert lines == [
-        "images smoke digits-tiny: done (3 of 5 variants were asked for)",
+        "images smoke digits-tiny: done (3 of 6 variants were asked for)",
         "  SGDM: 2 of 2 seeds", "  TAM: 2 of 2 seeds", "  TAM, constant damping: 1 of 1 seeds",
     ]  # fmt: skip
     (copy / "runs.json").unlink()
