@@ -60,6 +60,8 @@ class Experiment:
     options: tuple[RunOption, ...] = ()
     check: Callable[[Any, Path], None] = lambda config, data_folder: None  # raises if data is missing
     claims: tuple[int, ...] = ()  # of the paper, by number (docs/registered.md)
+    # What decides a claim without runs, by name: returns whether it holds, a figure and a reason.
+    computed: Mapping[str, Callable[[], tuple[bool, str, str]]] = field(default_factory=dict)
     extras: ReportExtras = field(default_factory=ReportExtras)
     runs_on_ranks: bool = False  # a trial can use all ranks of a torchrun job
     runs_alone: bool = False  # trials measure time, so only one runs at a time

@@ -17,6 +17,7 @@ from tam.lab.core.study import Curve, Metric, Study
 from tam.lab.experiments.llm import report_extras as extras
 from tam.lab.experiments.llm import trial
 from tam.lab.experiments.llm.mteb.local_data import GENERATED, READERS
+from tam.lab.experiments.llm.paper_tables.claims import check_two_thirds
 from tam.lab.experiments.llm.variants import ADAMW, ADATAMW, CORRECTED, UNTUNED, make_variants
 from tam.lab.models.language import TINY, register_model
 
@@ -130,6 +131,6 @@ EXPERIMENT = Experiment(
         RunOption(name="tasks", help="Tasks of MTEB, '' for none. `tam lab score` can add some later.",
                   metavar="NAME,...", resolve=resolve_tasks),
     ),
-    override=override, check=trial.check, claims=(10,), runs_on_ranks=True, one_per_process=True,
+    override=override, check=trial.check, claims=(10,), computed={"mteb-shares": check_two_thirds}, runs_on_ranks=True, one_per_process=True,
     extras=ReportExtras(figures=extras.figures, lines=extras.lines, tables=extras.tables),
 )  # fmt: skip

@@ -182,3 +182,14 @@ def _check_base_and_large(improvements: Sequence[Improvement]) -> Claim:
         f"the improvement of RoBERTa-base is the larger in {higher} of {len(complete_pairs)} configurations",
         2 * higher > len(complete_pairs) if complete_pairs else None,
     )
+
+
+def check_two_thirds() -> tuple[bool, str, str]:
+    """Return whether the paper's own tables bear claim 10: higher scores on over two thirds of the datasets."""
+    claim = next(one for one in SHARE_CLAIMS if one.kind == "better")
+    shares = comparison.shares(comparison.read_rows(comparison.MTEB))
+    tested = [one for one in shares if one.epochs in claim.epochs and not claim.is_excepted(one)]
+    failed = [one for one in tested if one.counts[claim.kind] <= claim.bound * one.n]
+    lowest = ", ".join(f"{float(one.percent(claim.kind) or 0):.0f}" for one in failed)
+    reason = f"Not in {len(failed)} of {len(tested)} settings of its tables" if failed else "In all its tables"
+    return not failed, f"{lowest} % in {len(failed)} of {len(tested)} settings", reason
