@@ -1,4 +1,4 @@
-"""Line charts as inline SVG.
+"""Charts as inline SVG: what is drawn where. The templates draw it.
 
     svg = line_chart([Series("TAM", x, y, low, high)], "Loss", "epoch", "loss", log_y=True)
 
@@ -9,26 +9,22 @@ serves light and dark screens. An SVG inside HTML needs no namespace.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
+from statistics import fmean
+from typing import NamedTuple
 
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
-# Okabe and Ito's colours for colour-blind readers, darkened or lightened until they can be read on
-# the background; dashes tell the lines apart where colours do not.
-LIGHT_COLOURS = ("#0072b2", "#c44e00", "#00795a", "#a63d7d", "#8a6500", "#3f3f3f", "#2b8fc4", "#6a4fb3")
-DARK_COLOURS = ("#4ea8e8", "#ff8b4a", "#2fc7a0", "#e58cc1", "#e3bd3b", "#d0d0d0", "#8fd0ff", "#b19cf2")
-DASHES = ("", "9 3", "2 3", "9 3 2 3", "5 3", "14 4", "9 3 2 3 2 3", "4 2 1 2")
-STYLE_COUNT = 3 * len(DASHES)  # from the second round on a colour has the next dashes
+from tam.lab.report.render import render_chart
 
+STYLE_COUNT = 24  # in the style sheet
 WIDTH, _HEIGHT = 560, 330  # the plot with its title and axes; the legend comes below
-_LEFT, _RIGHT, _TOP, _BOTTOM = 62, 22, 34, 46
-_LEGEND_ROW, _INSET = 20, 12.0
 MAX_HOVERS = 20  # hover targets per line
 _TOLERANCE = 0.1  # in pixels: points are left out while the line moves by less than that
 
-Point = tuple[float, float]
+Row = tuple[float, ...]  # x first
 
 
 @dataclass(frozen=True)
@@ -55,45 +51,47 @@ class Series:
                 raise ValueError(f"series {self.name!r}: {len(self.x)} x but {len(column)} {key}")
 
 
+def mean_series(name: str, values_by_x: Mapping[float, Sequence[float]], style: int | None = None) -> Series:
+    """Return the mean of several values at each x, with a band from the smallest to the largest.
+
+    There is a gap where one of them is not finite.
+    """
+    columns = [v if all(map(math.isfinite, v)) else [math.nan] for v in values_by_x.values()]
+    low, high = [*map(min, columns)], [*map(max, columns)]
+    return Series(name, [*values_by_x], [*map(fmean, columns)], low, high, style)
+
+
+class Bar(NamedTuple):
+    """Parts from the first bound to the second, to the third and so on, and the text at the end."""
+
+    label: str
+    bounds: Sequence[float]
+    styles: Sequence[int]  # of the parts
+    text: str
+
+
 def line_chart(
     series: Sequence[Series], title: str, x_label: str, y_label: str, *, log_y: bool = False
 ) -> Markup:
     """Return the chart as an `<svg>` element. With `log_y`, values of 0 and less leave gaps."""
     columns = [column for s in series for column in (s.y, s.low, s.high) if column is not None]
-    x_axis = Axis([v for s in series for v in s.x], _LEFT, WIDTH - _RIGHT)
-    y_axis = Axis([v for column in columns for v in column], _HEIGHT - _BOTTOM, _TOP, margin=0.04, log=log_y)
+    x_axis = Axis([v for s in series for v in s.x], 62, WIDTH - 22)
+    y_axis = Axis([v for column in columns for v in column], _HEIGHT - 46, 34, margin=0.04, log=log_y)
     styled = [((i if s.style is None else s.style) % STYLE_COUNT, s) for i, s in enumerate(series)]
-    frame = _frame(x_axis, y_axis, title, x_label, y_label)
-    bands = [part for style, s in styled for part in _band(s, style, x_axis, y_axis)]
-    lines = [part for style, s in styled for part in _line(s, style, x_axis, y_axis)]
-    hovers = [part for s in series for part in _hovers(s, x_axis, y_axis, x_label)]
-    no_data = [] if lines else [label_at(WIDTH / 2, _HEIGHT / 2, "no data", "middle")]
-    legend, height = _legend([(s.name, style) for style, s in styled])
-    # All bands lie below all lines, and what is pointed at above them.
-    return chart_element(title, height, [*frame, *bands, *lines, *hovers, *no_data, *legend])
+    bands = [(style, outline) for style, s in styled for outline in _bands(s, x_axis, y_axis)]
+    lines = [(style, _thin(rows)) for style, s in styled for rows in _stretches(x_axis, y_axis, s.x, s.y)]
+    hovers = [hover for s in series for hover in _hovers(s, x_axis, y_axis, x_label)]
+    legend, height = _legend(styled)
+    frame = {"width": WIDTH, "height": height, "x_axis": x_axis, "y_axis": y_axis}
+    texts = {"title": title, "x_label": x_label, "y_label": y_label, "legend": legend}
+    return render_chart("line_chart.svg.j2", bands=bands, lines=lines, hovers=hovers, **frame, **texts)
 
 
-def element(tag: str, *children: str, **attributes: object) -> Markup:
-    """Return an SVG element. Everything but Markup is escaped; `_` in the name of an attribute means `-`."""
-    attributes = {name.rstrip("_").replace("_", "-"): value for name, value in attributes.items()}
-    inside = "".join(f' {name}="{escape(value)}"' for name, value in attributes.items() if value is not None)
-    return Markup(f"<{tag}{inside}>{''.join(map(escape, children))}</{tag}>")
-
-
-def chart_element(title: str, height: float, parts: Iterable[Markup]) -> Markup:
-    box, inside = f"0 0 {WIDTH} {height}", Markup("\n").join(parts)
-    return element("svg", inside, class_="chart", viewBox=box, role="img", aria_label=title)
-
-
-def label_at(x: float, y: float, text: str, anchor: str, css: str | None = None, **more: object) -> Markup:
-    return element("text", text, x=f"{x:g}", y=f"{y:.1f}", text_anchor=anchor, class_=css, **more)
-
-
-def title_at(left: float, title: str) -> Markup:
-    """Return the title above a chart. A long one is squeezed."""
-    room = WIDTH - left - 8
-    squeeze = {"textLength": f"{room:g}", "lengthAdjust": "spacingAndGlyphs"}
-    return label_at(left, 18, title, "start", "title", **(squeeze if 8 * len(title) > room else {}))
+def bar_chart(bars: Sequence[Bar], title: str, x_label: str, legend: Mapping[str, int]) -> Markup:
+    """Return horizontal bars as an `<svg>` element. The legend has the style of each part's name."""
+    axis = Axis([0, *(x for bar in bars for x in bar.bounds)], 205, WIDTH - 100, margin=0.02)
+    texts = {"title": title, "x_label": x_label, "legend": legend}
+    return render_chart("bar_chart.svg.j2", bars=bars, width=WIDTH, axis=axis, **texts)
 
 
 class Axis:
@@ -158,77 +156,46 @@ def _labels(marks: Sequence[float], log: bool) -> list[str]:
     return next((labels for labels in tries if len(set(labels)) == len(labels)), [str(v) for v in marks])
 
 
-def _frame(x_axis: Axis, y_axis: Axis, title: str, x_label: str, y_label: str) -> Iterator[Markup]:
-    left, right, top, bottom = _LEFT, WIDTH - _RIGHT, _TOP, _HEIGHT - _BOTTOM
-    yield title_at(left, title)
-    for value, label in y_axis.ticks:
-        y = y_axis(value)
-        yield element("path", class_="grid", d=f"M{left} {y:.1f}H{right}")
-        yield label_at(left - 7, y + 4, label, "end", "dim")
-    for value, label in x_axis.ticks:
-        x = x_axis(value)
-        yield element("path", class_="axis", d=f"M{x:.1f} {bottom}v5")
-        yield label_at(x, bottom + 18, label, "middle", "dim")
-    middle = (top + bottom) / 2
-    yield element("path", class_="axis", d=f"M{left} {top}V{bottom}H{right}")
-    yield label_at((left + right) / 2, bottom + 38, x_label, "middle")
-    yield label_at(14, middle, y_label, "middle", transform=f"rotate(-90 14 {middle:g})")
+def _bands(s: Series, x_axis: Axis, y_axis: Axis) -> Iterator[list[Row]]:
+    if s.low is not None and s.high is not None:
+        for rows in _stretches(x_axis, y_axis, s.x, s.low, s.high):
+            lower, upper = (_thin([(row[0], row[i]) for row in rows]) for i in (1, 2))
+            yield [*upper, *reversed(lower)]
 
 
-def _band(s: Series, style: int, x_axis: Axis, y_axis: Axis) -> Iterator[Markup]:
-    if s.low is None or s.high is None:
-        return
-    for rows in _drawable_rows(x_axis, y_axis, s.x, s.low, s.high):
-        upper = _thin([(x_axis(x), y_axis(high)) for x, _, high in rows])
-        lower = _thin([(x_axis(x), y_axis(low)) for x, low, _ in rows])
-        yield element("polygon", class_=f"band s{style}", points=_points([*upper, *reversed(lower)]))
-
-
-def _line(s: Series, style: int, x_axis: Axis, y_axis: Axis) -> Iterator[Markup]:
-    for rows in _drawable_rows(x_axis, y_axis, s.x, s.y):
-        points = [(x_axis(x), y_axis(y)) for x, y in rows]
-        if len(points) == 1:
-            ((x, y),) = points
-            yield element("circle", class_=f"dot s{style}", cx=f"{x:.1f}", cy=f"{y:.1f}", r=3)
-        else:
-            yield element("polyline", class_=f"line s{style}", points=_points(_thin(points)))
-
-
-def _hovers(s: Series, x_axis: Axis, y_axis: Axis, x_label: str) -> Iterator[Markup]:
+def _hovers(s: Series, x_axis: Axis, y_axis: Axis, x_label: str) -> Iterator[tuple[float, float, str]]:
     """Return targets that show a value when they are pointed at, evenly spaced, the last one included."""
     last, count = len(s.x) - 1, min(len(s.x), MAX_HOVERS)
     for i in (last * place // max(1, count - 1) for place in range(count)):
         x, y = s.x[i], s.y[i]
-        if not (x_axis.draws(x) and y_axis.draws(y)):
-            continue
-        spread = "" if s.low is None or s.high is None else f" ({s.low[i]:.4g} to {s.high[i]:.4g})"
-        title = element("title", f"{s.name}, {x_label} {x:g}: {y:.4g}{spread}")
-        yield element("circle", title, class_="hover", cx=f"{x_axis(x):.1f}", cy=f"{y_axis(y):.1f}", r=4)
+        if x_axis.draws(x) and y_axis.draws(y):
+            spread = "" if s.low is None or s.high is None else f" ({s.low[i]:.4g} to {s.high[i]:.4g})"
+            yield x_axis(x), y_axis(y), f"{s.name}, {x_label} {x:g}: {y:.4g}{spread}"
 
 
-def _legend(entries: Sequence[tuple[str, int]]) -> tuple[list[Markup], int]:
-    """Return the legend's elements and the height of the chart with it."""
-    parts, x, bottom = [], math.inf, _HEIGHT
-    for name, style in entries:
-        width = 50 + 7.4 * len(name)  # the text's width is not known here; this is ample for most
-        if x > _INSET and x + width > WIDTH:
-            x, bottom = _INSET, bottom + _LEGEND_ROW
-        parts.append(element("path", class_=f"line s{style}", d=f"M{x:g} {bottom - 12}h30"))
-        parts.append(label_at(x + 36, bottom - 8, name, "start"))
+def _legend(styled: Sequence[tuple[int, Series]]) -> tuple[list[tuple[str, int, float, int]], int]:
+    """Return the names with their styles and places, and the height of the chart with them."""
+    inset, entries, x, bottom = 12.0, [], math.inf, _HEIGHT
+    for style, s in styled:
+        width = 50 + 7.4 * len(s.name)  # the text's width is not known here; this is ample for most
+        if x > inset and x + width > WIDTH:
+            x, bottom = inset, bottom + 20
+        entries.append((s.name, style, x, bottom))
         x += width
-    return parts, bottom
+    return entries, bottom
 
 
-def _drawable_rows(x_axis: Axis, y_axis: Axis, *columns: Sequence[float]) -> list[list[tuple[float, ...]]]:
-    """Return stretches of rows (x first) that can be drawn; the gaps lie between them."""
+def _stretches(x_axis: Axis, y_axis: Axis, *columns: Sequence[float]) -> list[list[Row]]:
+    """Return the stretches of rows that can be drawn, in pixels; the gaps lie between them."""
 
-    def draws(row: tuple[float, ...]) -> bool:
+    def draws(row: Row) -> bool:
         return x_axis.draws(row[0]) and all(map(y_axis.draws, row[1:]))
 
-    return [[*rows] for is_drawable, rows in groupby(zip(*columns, strict=True), draws) if is_drawable]
+    stretches = [[*rows] for is_drawable, rows in groupby(zip(*columns, strict=True), draws) if is_drawable]
+    return [[(x_axis(x), *map(y_axis, ys)) for x, *ys in rows] for rows in stretches]
 
 
-def _thin(points: list[Point]) -> list[Point]:
+def _thin(points: list[Row]) -> list[Row]:
     """Leave out points of a line from left to right that lie on it anyway."""
     thinned, low, high = points[:1], -math.inf, math.inf  # slopes that pass all points left out
     for before, (x, y) in pairwise(points):
@@ -241,7 +208,3 @@ def _thin(points: list[Point]) -> list[Point]:
         low = max(low, (y - _TOLERANCE - start_y) / (x - start_x))
         high = min(high, (y + _TOLERANCE - start_y) / (x - start_x))
     return [*thinned, *points[1:][-1:]]
-
-
-def _points(points: Iterable[Point]) -> str:
-    return " ".join(f"{x:.1f},{y:.1f}" for x, y in points)

@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 
 from tam.lab.core.results import without_nan
-from tam.lab.report import charts
 from tam.lab.report.model import Report, Section
 
 # An underscore inside a word means nothing in Markdown, and settings are full of them. Many programs make
@@ -37,18 +37,16 @@ _MARKDOWN = Environment(loader=_LOADER, undefined=StrictUndefined, trim_blocks=T
 
 def render_page(title: str, sections: Sequence[Section]) -> str:
     """Return a whole HTML document that needs no other file."""
-    return _HTML.get_template("page.html.j2").render(title=title, sections=sections, charts=charts)
+    return _HTML.get_template("page.html.j2").render(title=title, sections=sections)
+
+
+def render_chart(template: str, **values: object) -> Markup:
+    """Return a chart as an `<svg>` element. The colours are in the style sheet of the page."""
+    return Markup(_HTML.get_template(template).render(values))
 
 
 def render_html(report: Report) -> str:
     return render_page(report.title, report.sections)
-
-
-def render_svg(chart: str) -> str:
-    """Return a chart as a file of its own, with the style sheet of the pages."""
-    style = _HTML.get_template("style.css.j2").render(charts=charts)
-    head, _, rest = str(chart).partition(">")
-    return f'{head} xmlns="http://www.w3.org/2000/svg"><style>{style}</style>{rest}\n'
 
 
 def render_markdown(report: Report) -> str:

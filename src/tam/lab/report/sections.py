@@ -5,37 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import compress
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 from tam.lab.core.plan import Outcome, Plan
 from tam.lab.core.selection import PresetGroup
 from tam.lab.core.study import Curve, Study, Variant
+from tam.lab.core.toml import read_toml
 from tam.lab.models import MODELS
 from tam.lab.report import comparisons
 from tam.lab.report import statistics as stats
-from tam.lab.report.charts import Series, line_chart
+from tam.lab.report.charts import Series, line_chart, mean_series
 from tam.lab.report.comparisons import StudyResults
 from tam.lab.report.model import PresetSection, Report, Section, StudySection, TableData, VariantSummary
 
-NOTES = """\
-Outcomes are means ± standard deviations over the seeds, at the last epoch unless the study says otherwise.
-A run ends when its loss is no longer finite. It counts with the outcome it has then. If it has none, there \
-is no verdict.
-Test data is read once, at the end, unless the outcome itself is measured on test data.
-Differences are paired by seed: for one seed, all variants share the split, the initial weights and the \
-batches. On GPUs rounding can differ, so runs that begin alike can part early.
-The 95% interval is that of one comparison (Student's t).
-Better or worse: p is at most 0.05 after Holm's correction for all {count} comparisons that the preset \
-{preset} plans, run or not. So an interval can exclude 0 without a verdict: with {n} seeds, the first \
-verdict needs a mean of {least:g} standard errors.
-Equivalent: the interval lies within the margin (0.2 points for accuracies), whatever p is.
-Undecided: the data cannot tell. It does not mean that the two are equal.
-Curves are in the HTML report: means over the seeds, with a band from the smallest to the largest value."""
-RANKING = (
-    "mean ± standard deviation of each variant, the best first unless variants have different counterparts, "
-    "and the verdict from the study's table"
-)
+TEXTS = read_toml(Path(__file__).with_name("texts.toml"))
 
 
 def build_report(groups: Sequence[PresetGroup]) -> Report:
@@ -51,7 +36,7 @@ def _preset_section(group: PresetGroup) -> PresetSection:
         studies.append(section)
         direction = "" if study.higher else ", lower is better"
         rows.append([f"{study.title}: {study.label}{direction}", _rank_variants(study, section.variants)])
-    table = TableData([f"study (preset {preset})", RANKING], rows, is_prose=True)
+    table = TableData([f"study (preset {preset})", TEXTS["ranking"]], rows, is_prose=True)
     title, anchor = f"{name}: overview (preset {preset})", f"{name}-{preset}"
     overview = Section(title=title, anchor=anchor, notes=_notes(group), tables=[table])
     return PresetSection(name, preset, overview, studies)
@@ -62,7 +47,7 @@ def _notes(group: PresetGroup) -> list[str]:
     n = max(len(study.seeds) for study in group.planned)
     least = float(f"{stats.needed_standard_errors(n, count):.2g}")
     preset, missing = group.plans[0].preset, "; ".join(study.title for study in group.not_run)
-    notes = [note.format(preset=preset, count=count, n=n, least=least) for note in NOTES.splitlines()]
+    notes = [note.format(preset=preset, count=count, n=n, least=least) for note in TEXTS["notes"]]
     return [*notes, *([f"Also planned, but not run: {missing}."] if missing else [])]
 
 
@@ -139,15 +124,12 @@ def _difference_cells(variant: VariantSummary, digits: int) -> list[str]:
 def _curve_lines(results: StudyResults, curve: Curve) -> Iterator[Series]:
     """Return the mean over the seeds of each variant, with a band from the smallest to the largest value."""
     for style, (name, outcome) in enumerate(results.outcomes.items()):
-        by_epoch: dict[int, list[float]] = {}  # not all runs have the metric at all epochs
+        by_epoch: dict[float, list[float]] = {}  # not all runs have the metric at all epochs
         runs = [record.metrics for record in outcome.records.values() if name not in results.duplicates]
         for row in (row for run in runs if run and curve.key in run[0] for row in run if curve.key in row):
             by_epoch.setdefault(row["epoch"], []).append(row[curve.key])
         if by_epoch:
-            columns = [by_epoch[epoch] for epoch in sorted(by_epoch)]
-            columns = [values if all(map(math.isfinite, values)) else [math.nan] for values in columns]
-            low, high = [*map(min, columns)], [*map(max, columns)]
-            yield Series(name, sorted(by_epoch), [*map(fmean, columns)], low, high, style)
+            yield mean_series(name, dict(sorted(by_epoch.items())), style)
 
 
 def _facts(results: StudyResults) -> dict[str, str]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from statistics import mean, stdev
 from typing import TypeVar
 
@@ -104,9 +105,6 @@ def needed_standard_errors(n: int, comparisons: int) -> float:
 
 def _holm(p: Mapping[Name, float]) -> dict[Name, float]:
     """Multiply the k-th smallest of m p-values by m - k + 1; none becomes smaller than those before it."""
-    adjusted, largest = dict.fromkeys(p, math.nan), 0.0
-    ordered = sorted((value, i, name) for i, (name, value) in enumerate(p.items()) if not math.isnan(value))
-    for k, (value, _, name) in enumerate(ordered):
-        largest = max(largest, min(1.0, value * (len(p) - k)))
-        adjusted[name] = largest
-    return adjusted
+    ordered = sorted((name for name in p if not math.isnan(p[name])), key=p.__getitem__)
+    scaled = [min(1.0, p[name] * (len(p) - k)) for k, name in enumerate(ordered)]
+    return {**dict.fromkeys(p, math.nan), **dict(zip(ordered, accumulate(scaled, max), strict=True))}

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from markupsafe import Markup
 
 from tam.lab.core.plan import Plan
-from tam.lab.report.charts import Series, line_chart
+from tam.lab.report.charts import line_chart, mean_series
 
 BARRIERS = {
     "barrier_train": "training loss",
@@ -110,10 +110,6 @@ def barrier_charts(plan: Plan) -> list[Markup]:
             by_epoch, values = heights.setdefault(name, {}), list(outcome.values(key).values())
             if values:
                 by_epoch[at] = values
-        series = []
-        for name, by_epoch in heights.items():
-            columns = list(by_epoch.values())
-            middle, low, high = [*map(mean, columns)], [*map(min, columns)], [*map(max, columns)]
-            series.append(Series(name, list(by_epoch), middle, low, high))
+        series = [mean_series(name, by_epoch) for name, by_epoch in heights.items()]
         charts.append(line_chart(series, f"Barrier: {title}", "epoch of the fork", "barrier"))
     return charts

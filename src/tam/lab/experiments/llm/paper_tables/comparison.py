@@ -24,6 +24,7 @@ SIMILAR = "0.2"  # the paper's
 SIZES = ("base", "large")
 
 T = TypeVar("T")
+Key = TypeVar("Key")
 
 
 @dataclass(frozen=True)
@@ -42,15 +43,13 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Improvement:
-    """The improvement of the average over a category's datasets."""
+class Measurement:
+    """What was measured of a model after so many epochs."""
 
     model: str
-    category: str
     epochs: int
     n: int  # datasets with both scores
     missing: int
-    percent: Fraction | None  # None if AdamW has no average above 0
 
     @property
     def family(self) -> str:
@@ -58,13 +57,17 @@ class Improvement:
 
 
 @dataclass(frozen=True)
-class Share:
+class Improvement(Measurement):
+    """The improvement of the average over a category's datasets."""
+
+    category: str
+    percent: Fraction | None  # None if AdamW has no average above 0
+
+
+@dataclass(frozen=True)
+class Share(Measurement):
     """On how many of its datasets a model is better, or similar or better."""
 
-    model: str
-    epochs: int
-    n: int
-    missing: int
     counts: Mapping[str, int]  # by kind
 
     def percent(self, kind: str) -> Fraction | None:
@@ -106,11 +109,11 @@ def improvements(rows: Iterable[Row]) -> list[Improvement]:
     for model, datasets in group_by(rows, lambda row: row.model).items():
         for category, members in group_by(datasets, lambda row: row.category).items():
             for epochs in sorted({epochs for row in datasets for _, epochs in row.scores}):
-                pairs = _pairs(members, epochs).values()
+                pairs = [pair for row in members if (pair := row.pair(epochs)) is not None]
                 before, after = (sum((pair[i] for pair in pairs), Fraction()) for i in (0, 1))
                 percent = 100 * (after - before) / before if before > 0 else None
                 missing = len(members) - len(pairs)
-                results.append(Improvement(model, category, epochs, len(pairs), missing, percent))
+                results.append(Improvement(model, epochs, len(pairs), missing, category, percent))
     return results
 
 
@@ -119,21 +122,15 @@ def shares(rows: Iterable[Row]) -> list[Share]:
     results = []
     for model, datasets in group_by(rows, lambda row: row.model).items():
         for epochs in sorted({epochs for row in datasets for _, epochs in row.scores}):
-            pairs = _pairs(datasets, epochs)
-            highest = {i: abs(max(datasets[i].scores.values())) for i in pairs}  # all may be below 0
-            counts = {
-                kind: sum(
-                    b > a if kind == "better" else b >= a - Fraction(kind) / 100 * highest[i]
-                    for i, (a, b) in pairs.items()
+            both = [(row, pair) for row in datasets if (pair := row.pair(epochs)) is not None]
+            gains = [(after - before, max(row.scores.values())) for row, (before, after) in both]
+            counts = {"better": sum(gain > 0 for gain, _ in gains)}
+            for within in KINDS[1:]:  # of the highest score, which may be below 0
+                counts[within] = sum(
+                    gain >= -Fraction(within) / 100 * abs(highest) for gain, highest in gains
                 )
-                for kind in KINDS
-            }
-            results.append(Share(model, epochs, len(pairs), len(datasets) - len(pairs), counts))
+            results.append(Share(model, epochs, len(both), len(datasets) - len(both), counts))
     return results
-
-
-def _pairs(rows: Sequence[Row], epochs: int) -> dict[int, tuple[Fraction, Fraction]]:
-    return {i: pair for i, row in enumerate(rows) if (pair := row.pair(epochs)) is not None}
 
 
 def counts(improvements: Iterable[Improvement]) -> dict[str, dict[str, int]]:
@@ -172,9 +169,9 @@ def size_of(model: str) -> str:
     return size if size in SIZES else ""
 
 
-def group_by(values: Iterable[T], key: Callable[[T], str]) -> dict[str, list[T]]:
+def group_by(values: Iterable[T], key: Callable[[T], Key]) -> dict[Key, list[T]]:
     """Return the values by key, in the order in which keys first appear."""
-    groups: dict[str, list[T]] = {}
+    groups: dict[Key, list[T]] = {}
     for value in values:
         groups.setdefault(key(value), []).append(value)
     return groups

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from itertools import pairwise
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from markupsafe import Markup
 
@@ -14,7 +12,7 @@ from tam.lab.core.store import write_whole
 from tam.lab.experiments.llm.paper_tables import comparison
 from tam.lab.experiments.llm.paper_tables.claims import check_claims
 from tam.lab.experiments.llm.paper_tables.comparison import BASELINE, KINDS, OTHER, Improvement, Row, Share
-from tam.lab.report.charts import WIDTH, Axis, chart_element, element, label_at, title_at
+from tam.lab.report.charts import Bar, bar_chart
 from tam.lab.report.model import Section, TableData
 from tam.lab.report.render import render_page
 
@@ -96,18 +94,8 @@ def write(rows: Sequence[Row], title: str, target: Path) -> None:
     write_whole(target, html(rows, title).encode())
 
 
-class Bar(NamedTuple):
-    """Parts from the first bound to the second, to the third and so on, and the text at the end."""
-
-    label: str
-    bounds: Sequence[float]
-    styles: Sequence[int]  # of the parts
-    text: str
-
-
 # Of the page's colours; the values are written next to the bars for those who cannot tell them apart.
 _GOOD, _NEAR, _FAR, _BAD = 2, 6, 4, 1
-_LEFT, _RIGHT, _TOP, _BOTTOM, _LINE = 205, 100, 34, 70, 15
 
 
 def figures(rows: Sequence[Row], other: str = OTHER, baseline: str = BASELINE) -> list[Markup]:
@@ -118,10 +106,10 @@ def figures(rows: Sequence[Row], other: str = OTHER, baseline: str = BASELINE) -
     for family in dict.fromkeys(one.family for one in improvements):
         bars = [_improvement_bar(one) for one in improvements if one.family == family]
         title = f"{family}: {other} over {baseline}"
-        charts.append(_bar_chart(bars, title, label, {"better": _GOOD, "worse": _BAD}))
+        charts.append(bar_chart(bars, title, label, {"better": _GOOD, "worse": _BAD}))
     legend = dict(zip(map(comparison.describe_kind, KINDS), (_GOOD, _NEAR, _FAR), strict=True))
     title, label = f"{other} better than {baseline}, or similar", "% of the datasets, by model, epochs"
-    return [*charts, _bar_chart([*map(_share_bar, comparison.shares(rows))], title, label, legend)]
+    return [*charts, bar_chart([*map(_share_bar, comparison.shares(rows))], title, label, legend)]
 
 
 def _improvement_bar(one: Improvement) -> Bar:
@@ -138,33 +126,3 @@ def _share_bar(share: Share) -> Bar:
     styles = [_GOOD, _NEAR, _FAR] if ends else []
     text = " / ".join(f"{percent:.0f}" for percent in ends) or "no figure"
     return Bar(f"{share.model}, {share.epochs}", [0, *ends], styles, text)
-
-
-def _bar_chart(bars: Sequence[Bar], title: str, x_label: str, legend: Mapping[str, int]) -> Markup:
-    """Return horizontal bars as an `<svg>` element, in the style of the line charts."""
-    bottom = _TOP + _LINE * len(bars)
-    axis = Axis([0, *(x for bar in bars for x in bar.bounds)], _LEFT, WIDTH - _RIGHT, margin=0.02)
-    parts = [title_at(12, title)]
-    for value, label in axis.ticks:
-        parts.append(element("path", class_="grid", d=f"M{axis(value):.1f} {_TOP}V{bottom}"))
-        parts.append(label_at(round(axis(value), 1), bottom + 16, label, "middle", "dim"))
-    for i, bar in enumerate(bars):
-        parts += _draw_bar(bar, axis, _TOP + i * _LINE)
-    parts.append(element("path", class_="axis", d=f"M{axis(0):.1f} {_TOP}V{bottom}"))
-    parts.append(label_at((_LEFT + WIDTH - _RIGHT) / 2, bottom + 34, x_label, "middle"))
-    x = 12.0
-    for name, style in legend.items():
-        parts.append(element("rect", class_=f"dot s{style}", x=f"{x:g}", y=bottom + 48, width=12, height=12))
-        parts.append(label_at(x + 18, bottom + 58, name, "start"))
-        x += 40 + 6.4 * len(name)
-    return chart_element(title, bottom + _BOTTOM, parts)
-
-
-def _draw_bar(bar: Bar, axis: Axis, y: float) -> Iterator[Markup]:
-    yield label_at(_LEFT - 7, y + 12, bar.label, "end", "dim")
-    title = element("title", f"{bar.label}: {bar.text}")
-    for (start, end), style in zip(pairwise(bar.bounds), bar.styles, strict=True):
-        left, right = sorted((axis(start), axis(end)))
-        place = {"x": f"{left:.1f}", "y": f"{y + 2:g}", "width": f"{right - left:.1f}", "height": _LINE - 4}
-        yield element("rect", title, class_=f"dot s{style}", **place)
-    yield label_at(WIDTH - 12, y + 12, bar.text, "end")
