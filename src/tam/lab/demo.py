@@ -20,10 +20,12 @@ from sklearn.datasets import load_digits
 from torch import Tensor, nn
 
 from tam.lab.core.environment import describe_machine
+from tam.lab.core.study import Curve
 from tam.lab.models import count_parameters
-from tam.lab.report.charts import Series, line_chart
-from tam.lab.report.model import Section, TableData
-from tam.lab.report.render import render_page
+from tam.lab.report.charts import Series, line_chart, mean_series
+from tam.lab.report.model import TableData
+from tam.lab.report.render import render
+from tam.lab.report.statistics import summarise
 from tam.lab.training.metrics import grad_norm
 from tam.registry import OPTIMIZERS, OptimizerInfo
 
@@ -36,15 +38,11 @@ NOISE = (
     "Differences within the spread over the seeds are noise. The learning rates are those the paper "
     "found for ResNet18 on CIFAR-10; they are not tuned for this task, so the order here ranks nothing."
 )
-ALIGNMENT = (
-    "Alignment s: the smoothed cosine between gradient and momentum, mean over the seeds; "
-    "only TAM and AdaTAM have one."
-)
-CHARTS = (  # curve, title, label, log
-    ("loss", "Training loss", "cross-entropy, epoch mean", True),
-    ("accuracy", "Test accuracy", "accuracy (%)", False),
-    ("alignment", "Alignment s", "s, epoch mean", False),
-    ("grad_norm", "Gradient norm", "|g|, epoch mean", True),
+CHARTS = (
+    Curve("loss", "Training loss", "cross-entropy, epoch mean", log=True),
+    Curve("accuracy", "Test accuracy", "accuracy (%)"),
+    Curve("alignment", "Alignment s", "s, epoch mean"),
+    Curve("grad_norm", "Gradient norm", "|g|, epoch mean", log=True),
 )
 
 
@@ -148,11 +146,10 @@ def table(results: Results) -> TableData:
     header = ["optimizer", "lr", "test accuracy %\nmean ± std", "seconds\nper run", "alignment s\nat the end"]
     rows = []
     for name, runs in results.items():
-        info, last = OPTIMIZERS[name], torch.stack([run.accuracy[-1] for run in runs])
-        outcome = f"{last.mean():.2f}" + (f" ± {last.std():.2f}" if len(runs) > 1 else "")
+        info, outcome = OPTIMIZERS[name], summarise([float(run.accuracy[-1]) for run in runs])
         s = [run.last_alignment for run in runs if run.last_alignment is not None]
         seconds, alignment = fmean(run.seconds for run in runs), f"{fmean(s):+.3f}" if s else "-"
-        rows.append([info.title, f"{info.lr:g}", outcome, f"{seconds:.2f}", alignment])
+        rows.append([info.title, f"{info.lr:g}", outcome.format(2), f"{seconds:.2f}", alignment])
     return TableData(header, rows)
 
 
@@ -171,42 +168,22 @@ def curves(results: Results, key: str) -> Iterator[Series]:
     """Return a line for each optimizer that has the curve: mean over the seeds, band from min to max."""
     for style, (name, runs) in enumerate(results.items()):
         if getattr(runs[0], key) is not None:
-            values = torch.stack([getattr(run, key) for run in runs])
-            mean, low, high = (v.tolist() for v in (values.mean(0), values.amin(0), values.amax(0)))
-            yield Series(OPTIMIZERS[name].title, [*range(1, len(mean) + 1)], mean, low, high, style)
+            by_epoch = zip(*(getattr(run, key).tolist() for run in runs), strict=True)
+            yield mean_series(OPTIMIZERS[name].title, dict(enumerate(by_epoch, 1)), style)
 
 
 def report(results: Results, seeds: int, epochs: int, seconds: float) -> str:
     """Return the page."""
-    n = count(seeds, "seed")
     charts = [
-        line_chart([*curves(results, key)], title, "epoch", label, log_y=log)
-        for key, title, label, log in CHARTS
+        line_chart([*curves(results, one.key)], one.title, one.by, one.label, log_y=one.log) for one in CHARTS
     ]
-    intro = [f"The paper's six optimizers on scikit-learn's digits, from one start, {n}.", NOISE]
-    how_drawn = [f"Lines: mean over {n}. Bands: smallest to largest."]
+    machine = {**describe_machine(torch.device("cpu")), "scikit-learn": sklearn.__version__}
     begin = start(0, 1)
-    parameters, train, test = count_parameters(begin.model), len(begin.train[0]), len(begin.test[0])
-    versions = {**describe_machine(torch.device("cpu")), "scikit-learn": sklearn.__version__}
-    hardware = versions.pop("hardware")
-    facts = {
-        "data": f"scikit-learn's digits: 8 x 8 grey images, {train} to train on, {test} to test on",
-        "model": f"multilayer perceptron 64-{HIDDEN}-{HIDDEN}-10 with ReLU, {parameters} parameters",
-        "training": f"cross-entropy, batch size {BATCH}, {count(epochs, 'epoch')}, "
-        "constant learning rate, no weight decay, no augmentation",
-        "seeds": f"{seeds}; for one seed all optimizers share the split, the initial weights and the batches",
-        "seconds": f"{seconds:.1f} for all {len(NAMES) * seeds} runs; the time of a run includes its steps, "
-        "measurements and tests",
-        "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
-        "processor": f"{hardware}, 1 thread",
-    }
-    sections = [
-        Section(paragraphs=intro),
-        Section(tables=[table(results)], paragraphs=[f"{describe_spread(seeds)}. {ALIGNMENT}"]),
-        Section(title="Curves", paragraphs=how_drawn, charts=charts),
-        Section(title="What was run", facts=facts),
-    ]
-    return render_page("Torque-aware momentum: demo", sections)
+    sizes = {"start": begin, "parameters": count_parameters(begin.model), "hidden": HIDDEN, "batch": BATCH}
+    runs = {"seeds": seeds, "epochs": epochs, "runs": len(NAMES) * seeds, "seconds": seconds}
+    texts = {"title": "Torque-aware momentum: demo", "noise": NOISE, "spread": describe_spread(seeds)}
+    more = {"table": table(results), "charts": charts, "machine": machine, "count": count}
+    return render("demo.html.j2", **sizes, **runs, **texts, **more)
 
 
 def run(seeds: int, epochs: int, out: Path) -> None:

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from markupsafe import Markup
 
-from tam.lab.report.render import render_chart
+from tam.lab.report.render import render
 
 STYLE_COUNT = 24  # in the style sheet
 WIDTH, _HEIGHT = 560, 330  # the plot with its title and axes; the legend comes below
@@ -84,14 +84,14 @@ def line_chart(
     legend, height = _legend(styled)
     frame = {"width": WIDTH, "height": height, "x_axis": x_axis, "y_axis": y_axis}
     texts = {"title": title, "x_label": x_label, "y_label": y_label, "legend": legend}
-    return render_chart("line_chart.svg.j2", bands=bands, lines=lines, hovers=hovers, **frame, **texts)
+    return render("line_chart.svg.j2", bands=bands, lines=lines, hovers=hovers, **frame, **texts)
 
 
 def bar_chart(bars: Sequence[Bar], title: str, x_label: str, legend: Mapping[str, int]) -> Markup:
     """Return horizontal bars as an `<svg>` element. The legend has the style of each part's name."""
     axis = Axis([0, *(x for bar in bars for x in bar.bounds)], 205, WIDTH - 100, margin=0.02)
     texts = {"title": title, "x_label": x_label, "legend": legend}
-    return render_chart("bar_chart.svg.j2", bars=bars, width=WIDTH, axis=axis, **texts)
+    return render("bar_chart.svg.j2", bars=bars, width=WIDTH, axis=axis, **texts)
 
 
 class Axis:

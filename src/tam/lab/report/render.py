@@ -35,14 +35,13 @@ _HTML = Environment(loader=_LOADER, undefined=StrictUndefined, trim_blocks=True,
 _MARKDOWN = Environment(loader=_LOADER, undefined=StrictUndefined, trim_blocks=True, finalize=escape_markdown)
 
 
-def render_page(title: str, sections: Sequence[Section]) -> str:
-    """Return a whole HTML document that needs no other file."""
-    return _HTML.get_template("page.html.j2").render(title=title, sections=sections)
-
-
-def render_chart(template: str, **values: object) -> Markup:
-    """Return a chart as an `<svg>` element. The colours are in the style sheet of the page."""
+def render(template: str, **values: object) -> Markup:
+    """Return a page or a part of one. A page needs no other file."""
     return Markup(_HTML.get_template(template).render(values))
+
+
+def render_page(title: str, sections: Sequence[Section]) -> str:
+    return render("page.html.j2", title=title, sections=sections)
 
 
 def render_html(report: Report) -> str:
