@@ -165,7 +165,7 @@ def test_equivalence_agrees_with_the_interval(shift: float) -> None:
     values = {i: shift + d for i, d in enumerate((0.1, -0.1, 0.15, -0.05, 0.0))}
     found = estimate(values, dict.fromkeys(values, 0.0), lower=False)
     assert found is not None
-    inside = -0.5 <= found.low and found.high <= 0.5
+    inside = found.low >= -0.5 and found.high <= 0.5
     assert (equivalence_p(found, 0.5) <= 0.05) == inside
 
 
@@ -181,7 +181,9 @@ def test_holm_corrects_only_claims_that_would_hold() -> None:
     weak = [x + d for x, d in zip(BASE, (0.9, 1.6, 0.2, 1.4, 0.5), strict=True)]
     made = evidence({"SGDM": BASE, "TAM": weak, CONTROL: WORSE})
     one, fails = part(gate=False), part(gate=False, variant=CONTROL)
-    found = {row.claim.number: row.verdict for row in judge_claims([claim(one), claim(fails, number=2)], made)}
+    found = {
+        row.claim.number: row.verdict for row in judge_claims([claim(one), claim(fails, number=2)], made)
+    }
     assert found == {1: "holds", 2: "does not hold"}
     twice = judge_claims([claim(one), claim(one, number=2)], made)
     assert [row.verdict for row in twice] == ["undecided", "undecided"]

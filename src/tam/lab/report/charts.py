@@ -71,11 +71,12 @@ class Bar(NamedTuple):
 
 
 def line_chart(
-    series: Sequence[Series], title: str, x_label: str, y_label: str, *, log_y: bool = False
-) -> Markup:
-    """Return the chart as an `<svg>` element. With `log_y`, values of 0 and less leave gaps."""
+    series: Sequence[Series], title: str, x_label: str, y_label: str, *, log_x: bool = False,
+    log_y: bool = False,
+) -> Markup:  # fmt: skip
+    """Return the chart as an `<svg>` element. On a logarithmic axis, values of 0 and less leave gaps."""
     columns = [column for s in series for column in (s.y, s.low, s.high) if column is not None]
-    x_axis = Axis([v for s in series for v in s.x], 62, WIDTH - 22)
+    x_axis = Axis([v for s in series for v in s.x], 62, WIDTH - 22, margin=0.04 * log_x, log=log_x)
     y_axis = Axis([v for column in columns for v in column], _HEIGHT - 46, 34, margin=0.04, log=log_y)
     styled = [((i if s.style is None else s.style) % STYLE_COUNT, s) for i, s in enumerate(series)]
     bands = [(style, outline) for style, s in styled for outline in _bands(s, x_axis, y_axis)]

@@ -62,16 +62,17 @@ class Claim:
         return not self.stands_for and not self.ours
 
 
-def read_claims(path: Path) -> list[Claim]:
-    """Return the claims of a file. A LabError names what is wrong in it."""
+def read_claims(path: Path) -> tuple[list[Claim], dict[str, Any]]:
+    """Return the claims of a file, and what its picture shows. A LabError names what is wrong in it."""
     try:
-        declared = read_toml(path)["claim"]
-        claims = [_read_claim(one) for one in declared]
+        declared = read_toml(path)
+        claims = [_read_claim(one) for one in declared["claim"]]
+        picture = dict(declared.get("picture", {}))
     except OSError as error:
         raise LabError(f"{path} cannot be read: {error.strerror}") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise LabError(f"{path} is no valid claim file: {error}") from error
-    return claims
+    return claims, picture
 
 
 def _read_claim(declared: Mapping[str, Any]) -> Claim:
@@ -100,6 +101,9 @@ def _read_part(declared: Mapping[str, Any], place: str) -> Part:
     for key in ("controls", "pilots"):
         values[key] = tuple(values.get(key, ()))
     _check_names(Part, values, place)
+    for key, kind in (("margin", (int, float)), ("target", (int, float)), ("n", int)):
+        if not isinstance(values.get(key, 0), kind):
+            raise ValueError(f"{place}: {key} must be a number, got {values[key]!r}")
     part = Part(**values)
     if rule in COMPARED and (not part.margin > 0 or part.n < 2):
         raise ValueError(f"{place}: margin must be above 0 and n at least 2, got {part.margin} and {part.n}")

@@ -27,6 +27,7 @@ class Evidence:
     results: Results = field(default_factory=Results)
     plans: dict[tuple[str, str, str], Plan] = field(default_factory=dict)  # by experiment, preset, study
     damaged: list[str] = field(default_factory=list)
+    origins: dict[str, Path] = field(default_factory=dict)  # the folder or file of each trial
 
     def registered(self, study: str) -> dict[str, Outcome]:
         """Return the outcomes of EXPERIMENT/STUDY in the registered presets, by variant."""
@@ -53,12 +54,17 @@ class Evidence:
         """Return all plans of EXPERIMENT/PRESET."""
         return (plan for (name, preset, _), plan in self.plans.items() if f"{name}/{preset}" in sources)
 
-    def count(self, study: str, variants: Sequence[str]) -> int:
-        """Return how many seeds all of these variants have finished."""
-        outcomes = self.registered(study)
-        if not all(name in outcomes for name in variants):
-            return 0
-        return len(set.intersection(*({*outcomes[name].records} for name in variants)))
+    def place_of(self, part: Part) -> tuple[Path, str] | None:
+        """Return the folder of the results that a part is judged by, and the anchor of its report section."""
+        plans = self._registered_plans(part.study)
+        if not any(one.records for one in self.registered(part.study).values()) and part.pilot:
+            experiment, preset, name = part.pilot.split("/")
+            plans = [plan for key, plan in self.plans.items() if key == (experiment, preset, name)]
+        for plan in plans:
+            for record in (record for one in plan.outcomes() for record in one.records.values()):
+                origin = self.origins[record.key]
+                return origin if origin.is_dir() else origin.parent, section_anchor(plan)
+        return None
 
     def needed_controls(self, part: Part) -> list[str]:
         """Return the controls that a part must beat: not constant damping where it is the baseline itself."""
@@ -68,10 +74,17 @@ class Evidence:
             for record in source.records.values()
             if record.alignment is not None
         ]
-        rows = [[row["alignment"] for row in r.metrics if "alignment" in row] for r in source.records.values()]
+        rows = [
+            [row["alignment"] for row in r.metrics if "alignment" in row] for r in source.records.values()
+        ]
         means = means or [damping_of(fmean(row)) for row in rows if row]
         is_baseline = bool(means) and abs(2 * fmean(means) - 1) <= NEAR_HALF
         return [name for name in part.controls if not (is_baseline and "constant" in name)]
+
+
+def section_anchor(plan: Plan) -> str:
+    """Return the anchor of a study's section in a report."""
+    return f"{plan.experiment.name}-{plan.preset}-{plan.study.name}"
 
 
 def _merge(plans: Sequence[Plan]) -> dict[str, Outcome]:
@@ -87,13 +100,13 @@ def _merge(plans: Sequence[Plan]) -> dict[str, Outcome]:
 def load_evidence(paths: Sequence[Path]) -> Evidence:
     """Read run folders, packed files, or folders that hold packed files somewhere inside."""
     evidence, sources = Evidence(), [source for path in paths for source in find_results(path)]
-    selections, origins = [], dict[str, Path]()
+    selections = []
     for source in sources:
         results = load_existing_results(source)
         selections += selections_of(results)
         evidence.damaged += [str(error) for error in results.damaged.values()]
         for record in results:
-            _add(evidence.results, record, origins, source)
+            _add(evidence, record, source)
     for selection in sorted(selections, key=lambda one: one.controls):  # more variants last
         whole = replace(selection, variants=(), seeds=None)
         for plan in select_plans(whole, evidence.results):
@@ -112,12 +125,12 @@ def find_results(path: Path) -> list[Path]:
     return [path]
 
 
-def _add(results: Results, record: TrialRecord, origins: dict[str, Path], source: Path) -> None:
-    known = results.records.get(record.key)
+def _add(evidence: Evidence, record: TrialRecord, source: Path) -> None:
+    known = evidence.results.records.get(record.key)
     if known is None:
-        results.records[record.key], origins[record.key] = record, source
+        evidence.results.records[record.key], evidence.origins[record.key] = record, source
     elif _figures(known) != _figures(record):
-        both = f"{origins[record.key]} and {source}"
+        both = f"{evidence.origins[record.key]} and {source}"
         raise LabError(f"{both} have different results of the same trial, {record.key}")
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from statistics import fmean, median
 from typing import Any, NamedTuple
 
+from tam.lab.core.errors import LabError
 from tam.lab.core.results import TrialRecord
 
 JUMP_WINDOW, JUMP_FACTOR = 10, 1.5
@@ -72,10 +73,15 @@ class Measure:
         value = max(value, self.floor) if self.floor else value
         return math.log(value) if self.log and value > 0 else value
 
+    @staticmethod
+    def _known(figures: Mapping[str, Any], name: str, record: TrialRecord) -> Any:
+        if name not in figures:
+            raise LabError(f"the outcome {name!r} is unknown: trial {record.key} has no such metric")
+        return figures[name]
+
     def _read(self, record: TrialRecord) -> float:
         if self.result:
-            figures = [record.result.get(name) for name in self.result]
-            return fmean(math.nan if figure is None else float(figure) for figure in figures)
+            return fmean(float(self._known(record.result, name, record)) for name in self.result)
         if self.scores:
             scores = [float(stored["score"]) for stored in record.scores.values()]
             return fmean(scores) if len(scores) == self.scores else math.nan
@@ -84,8 +90,7 @@ class Measure:
             return math.nan if s is None or len(s) < 11 else float(s[1:11].double().mean())
         key = self.last or self.until or self.jump or "alignment"
         column = [float(row[key]) for row in record.metrics if key in row]
-        if not column:
-            return math.nan
+        self._known({key: column} if column else {}, key, record)
         if self.last:
             return fmean(column[-self.epochs :])
         if self.until:

@@ -44,6 +44,19 @@ def render_page(title: str, sections: Sequence[Section]) -> str:
     return render("page.html.j2", title=title, sections=sections)
 
 
+def render_template(name: str, **values: object) -> str:
+    """Return a page from a template, which decides by its name how values are escaped."""
+    environment = _MARKDOWN if name.endswith(".md.j2") else _HTML
+    return environment.get_template(name).render(values)
+
+
+def render_svg(chart: str) -> str:
+    """Return a chart as a file of its own, with the style sheet of the pages."""
+    style = _HTML.get_template("style.css.j2").render()
+    head, _, rest = str(chart).partition(">")
+    return f'{head} xmlns="http://www.w3.org/2000/svg"><style>{style}</style>{rest}\n'
+
+
 def render_html(report: Report) -> str:
     return render_page(report.title, report.sections)
 

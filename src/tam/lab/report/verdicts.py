@@ -13,9 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
-from tam.lab.core.errors import LabError
 from tam.lab.core.plan import Outcome
 from tam.lab.core.registry import get_experiment
 from tam.lab.report.claims import Claim, Part
@@ -128,7 +126,9 @@ def estimate(ours: Mapping[int, float], theirs: Mapping[int, float] | float, low
     interval = test.confidence_interval(1 - LEVEL)
     middle = math.fsum(differences) / len(differences)
     signed_rank = float(wilcoxon(differences).pvalue)
-    return Estimate(middle, float(interval.low), float(interval.high), float(test.pvalue), len(seeds), signed_rank)
+    return Estimate(
+        middle, float(interval.low), float(interval.high), float(test.pvalue), len(seeds), signed_rank
+    )
 
 
 def compare_failures(ours: Outcome, theirs: Outcome) -> tuple[tuple[int, int], float]:
@@ -174,12 +174,16 @@ def _judge_comparison(part: Part, evidence: Evidence) -> PartResult:
     place, _, names = part.equal_lr.partition("|")
     equal_lr = _compare(part, evidence.pilot(place, part.study), *names.split("|")) if place else None
     result = PartResult(part, UNDECIDED, "", pilot=pilot, equal_lr=equal_lr)
-    n = evidence.count(part.study, [part.variant, *([part.against] if part.against else [])])
+    n = len(_common_seeds(evidence.registered(part.study), [part.variant, *filter(None, [part.against])]))
     if n < part.n:
-        if n == 0 and pilot is None:
+        pilots = evidence.pilot(part.pilot, part.study) if part.pilot else {}
+        seeds = len(_common_seeds(pilots, [name for name in pilot_names if name]))
+        if n == seeds == 0:
             return replace(result, verdict=NOT_TESTED, why="No runs yet")
-        seeds = 0 if pilot is None else pilot.n
-        return replace(result, why=f"{n} of {part.n} seeds so far" if n else f"Pilots only, {seeds} seeds")
+        plural = "s" if seeds > 1 else ""
+        return replace(
+            result, why=f"{n} of {part.n} seeds so far" if n else f"Pilots only, {seeds} seed{plural}"
+        )
     if found is None or math.isnan(found.low):
         return replace(result, why="The spread is not known", estimate=found)
     controls = {
@@ -191,6 +195,12 @@ def _judge_comparison(part: Part, evidence: Evidence) -> PartResult:
     if part.rule in ("superiority", "log-rank"):
         return _judge_superiority(result, found, evidence)
     return RULES[part.rule](result, found)
+
+
+def _common_seeds(outcomes: Mapping[str, Outcome], names: Sequence[str]) -> set[int]:
+    """Return the seeds that all of these variants have finished."""
+    seeds = [set(outcomes[name].records) if name in outcomes else set() for name in names]
+    return set.intersection(*seeds) if seeds else set()
 
 
 def _judge_superiority(result: PartResult, found: Estimate, evidence: Evidence) -> PartResult:
@@ -264,7 +274,9 @@ def _compare(part: Part, outcomes: Mapping[str, Outcome], variant: str, against:
         return estimate(ours, part.target, measure.lower)
     theirs = outcomes_by_seed(outcomes[against].records, measure, worst)
     if measure.jump:
-        return _compare_jumps(ours, theirs, max(len(r.metrics) for o in outcomes.values() for r in o.records.values()))
+        return _compare_jumps(
+            ours, theirs, max(len(r.metrics) for o in outcomes.values() for r in o.records.values())
+        )
     found = estimate(ours, theirs, measure.lower)
     if found is None:
         return None
@@ -309,4 +321,6 @@ def _judge_lr_ratio(part: Part, evidence: Evidence) -> PartResult:
     if not ratios:
         return PartResult(part, NOT_TESTED, "No runs yet")
     alike = sum(math.isclose(ratio, part.target, rel_tol=1e-6) for ratio in ratios)
-    return PartResult(part, UNDECIDED, "Pilots only, one tuning seed", figure=f"{alike} of {len(ratios)} grids")
+    return PartResult(
+        part, UNDECIDED, "Pilots only, one tuning seed", figure=f"{alike} of {len(ratios)} grids"
+    )
