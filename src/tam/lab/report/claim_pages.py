@@ -112,7 +112,8 @@ def forest_rows(rows: Sequence[Row]) -> list[ForestRow]:
     """Return the rows of the forest plot, in the order of the table."""
     return [
         ForestRow(
-            label=f"{row.claim.number} {row.claim.claim}", detail=row.deciding.part.label if row.deciding else "",
+            label=f"{row.claim.number} {row.claim.claim}",
+            detail=row.deciding.part.label if row.deciding else "",
             marks=_marks(row.deciding), text=format_part(row.deciding).removesuffix(" (pilot)"),
             n=f"n = {_count(row.deciding)}" if _count(row.deciding) else "", verdict=row.verdict,
             is_stand_in=bool(row.claim.stands_for),
@@ -129,17 +130,11 @@ def _marks(result: PartResult | None) -> list[Mark]:
     shapes: list[tuple[Any, Estimate | None]] = [
         ("square", result.estimate or result.pilot), ("hollow", result.equal_lr), ("triangle", another),
     ]  # fmt: skip
-    marks = [
-        Mark(
-            shape,
-            one.mean / margin,
-            one.low / margin,
-            one.high / margin,
-            shape == "square" and not result.estimate,
-        )
-        for shape, one in shapes
-        if one is not None
-    ]
+    marks = []
+    for shape, one in shapes:
+        if one is not None:
+            is_pilot = shape == "square" and result.estimate is None
+            marks.append(Mark(shape, one.mean / margin, one.low / margin, one.high / margin, is_pilot))
     effect = result.part.effect
     return marks if effect is None else [*marks, Mark("diamond", effect / margin)]
 
@@ -149,10 +144,8 @@ def lr_chart(plan: Plan, variants: Sequence[str]) -> Markup:
     series: dict[str, list[Series]] = {"learning rate": [], "effective learning rate": []}
     for style, name in enumerate(variants):
         variant = plan.study.variant(name)
-        lrs, ratio = (
-            plan.grid(variant),
-            settled_step(variant.optimizer, variant.options) / settled_step("sgdm", {}),
-        )
+        lrs = plan.grid(variant)
+        ratio = settled_step(variant.optimizer, variant.options) / settled_step("sgdm", {})
         scores = [plan.tuning_score(variant, lr) for lr in lrs]
         values = [math.nan if score is None else score for score in scores]
         for label, factor in zip(series, (1.0, ratio), strict=True):
@@ -176,14 +169,9 @@ def build_pages(
     charts = {"forest.svg": forest}
     if plan is not None:
         charts["lr.svg"] = lr_chart(plan, picture["variants"])
-    context = {
-        "headline": sentence,
-        "rows": table,
-        "charts": charts,
-        "damaged": evidence.damaged,
-        "notes": TEXTS["claims"],
-    }
-    details = {"claims": [_details(row) for row in rows], "headline": sentence, "damaged": evidence.damaged}
+    shared = {"headline": sentence, "damaged": evidence.damaged}
+    context = {**shared, "rows": table, "charts": charts, "notes": TEXTS["claims"]}
+    details = {**shared, "claims": [_details(row) for row in rows]}
     return {
         "claims.md": render_template("claims.md.j2", **context),
         "claims.html": render_template("claims.html.j2", **context),

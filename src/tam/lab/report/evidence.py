@@ -68,17 +68,9 @@ class Evidence:
 
     def needed_controls(self, part: Part) -> list[str]:
         """Return the controls that a part must beat: not constant damping where it is the baseline itself."""
-        source = self.registered(part.study)[part.variant]
-        means = [
-            damping_of(float(record.alignment.double().mean()))
-            for record in source.records.values()
-            if record.alignment is not None
-        ]
-        rows = [
-            [row["alignment"] for row in r.metrics if "alignment" in row] for r in source.records.values()
-        ]
-        means = means or [damping_of(fmean(row)) for row in rows if row]
-        is_baseline = bool(means) and abs(2 * fmean(means) - 1) <= NEAR_HALF
+        records = self.registered(part.study)[part.variant].records.values()
+        s = [row["alignment"] for record in records for row in record.metrics if "alignment" in row]
+        is_baseline = bool(s) and abs(2 * damping_of(fmean(s)) - 1) <= NEAR_HALF
         return [name for name in part.controls if not (is_baseline and "constant" in name)]
 
 

@@ -1,11 +1,12 @@
 """A verdict per claim, by the rule that docs/registered.md fixes before the runs.
 
     evidence = load_evidence([Path("results")])
-    rows = judge_claims(read_claims(CLAIMS), evidence)
+    rows = judge_claims(read_claims(CLAIMS)[0], evidence)
 
-D is the difference that the claim is about, positive where it favours TAM, with a 95 % interval [L, U] (paired
-t). A superiority claim whose interval lies above 0 must also beat controls that have TAM's schedule of d, but
-not its feedback. Holm's correction is applied once, over the claims that are about to be called "holds".
+D is the difference that the claim is about, positive where it favours TAM, with a 95 % interval [L, U] by a
+paired t-test. A superiority claim whose interval lies above 0 must also beat controls that have TAM's
+schedule of d, but not its feedback. Holm's correction is applied once, over the claims that would be called
+"holds".
 """
 
 from __future__ import annotations
@@ -126,9 +127,8 @@ def estimate(ours: Mapping[int, float], theirs: Mapping[int, float] | float, low
     interval = test.confidence_interval(1 - LEVEL)
     middle = math.fsum(differences) / len(differences)
     signed_rank = float(wilcoxon(differences).pvalue)
-    return Estimate(
-        middle, float(interval.low), float(interval.high), float(test.pvalue), len(seeds), signed_rank
-    )
+    low, high, p = float(interval.low), float(interval.high), float(test.pvalue)
+    return Estimate(middle, low, high, p, len(seeds), signed_rank)
 
 
 def compare_failures(ours: Outcome, theirs: Outcome) -> tuple[tuple[int, int], float]:
@@ -180,10 +180,8 @@ def _judge_comparison(part: Part, evidence: Evidence) -> PartResult:
         seeds = len(_common_seeds(pilots, [name for name in pilot_names if name]))
         if n == seeds == 0:
             return replace(result, verdict=NOT_TESTED, why="No runs yet")
-        plural = "s" if seeds > 1 else ""
-        return replace(
-            result, why=f"{n} of {part.n} seeds so far" if n else f"Pilots only, {seeds} seed{plural}"
-        )
+        pilots_only = f"Pilots only, {seeds} seed{'s' if seeds > 1 else ''}"
+        return replace(result, why=f"{n} of {part.n} seeds so far" if n else pilots_only)
     if found is None or math.isnan(found.low):
         return replace(result, why="The spread is not known", estimate=found)
     controls = {
@@ -266,18 +264,17 @@ def _compare(part: Part, outcomes: Mapping[str, Outcome], variant: str, against:
     if variant not in outcomes or (against and against not in outcomes):
         return None
     measure = part.measure
-    values = [measure.of(record) for outcome in outcomes.values() for record in outcome.records.values()]
+    compared = [outcomes[name].records for name in filter(None, (variant, against))]
+    values = [measure.of(record) for records in compared for record in records.values()]
     finite = [value for value in values if math.isfinite(value)]
     worst = (max if measure.lower else min)(finite, default=math.nan)
-    ours = outcomes_by_seed(outcomes[variant].records, measure, worst)
-    if not against:
+    ours, *theirs = (outcomes_by_seed(records, measure, worst) for records in compared)
+    if not theirs:
         return estimate(ours, part.target, measure.lower)
-    theirs = outcomes_by_seed(outcomes[against].records, measure, worst)
     if measure.jump:
-        return _compare_jumps(
-            ours, theirs, max(len(r.metrics) for o in outcomes.values() for r in o.records.values())
-        )
-    found = estimate(ours, theirs, measure.lower)
+        last = max((len(record.metrics) for records in compared for record in records.values()), default=0)
+        return _compare_jumps(ours, theirs[0], last)
+    found = estimate(ours, theirs[0], measure.lower)
     if found is None:
         return None
     failures, mcnemar = compare_failures(outcomes[variant], outcomes[against])
@@ -321,6 +318,5 @@ def _judge_lr_ratio(part: Part, evidence: Evidence) -> PartResult:
     if not ratios:
         return PartResult(part, NOT_TESTED, "No runs yet")
     alike = sum(math.isclose(ratio, part.target, rel_tol=1e-6) for ratio in ratios)
-    return PartResult(
-        part, UNDECIDED, "Pilots only, one tuning seed", figure=f"{alike} of {len(ratios)} grids"
-    )
+    figure = f"{alike} of {len(ratios)} grids"
+    return PartResult(part, UNDECIDED, "Pilots only, one tuning seed", figure=figure)

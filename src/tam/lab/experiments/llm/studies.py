@@ -131,6 +131,7 @@ EXPERIMENT = Experiment(
         RunOption(name="tasks", help="Tasks of MTEB, '' for none. `tam lab score` can add some later.",
                   metavar="NAME,...", resolve=resolve_tasks),
     ),
-    override=override, check=trial.check, claims=(10,), computed={"mteb-shares": check_two_thirds}, runs_on_ranks=True, one_per_process=True,
+    override=override, check=trial.check, claims=(10,), computed={"mteb-shares": check_two_thirds},
+    runs_on_ranks=True, one_per_process=True,
     extras=ReportExtras(figures=extras.figures, lines=extras.lines, tables=extras.tables),
 )  # fmt: skip
