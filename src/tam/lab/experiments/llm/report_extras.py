@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
-from statistics import mean, stdev
+from statistics import mean
 
 from tam.lab.core.plan import Plan
 from tam.lab.core.study import Table
@@ -13,6 +13,7 @@ from tam.lab.experiments.llm.mteb.tasks import DIFFERENCES
 from tam.lab.experiments.llm.paper_tables import comparison, page
 from tam.lab.experiments.llm.paper_tables.claims import check_claims
 from tam.lab.experiments.llm.variants import PAIRS
+from tam.lab.report.statistics import summarise
 
 Scores = dict[str, dict[int, float]]  # by task and seed
 
@@ -30,13 +31,11 @@ def scores_by_variant(plan: Plan) -> dict[str, Scores]:
 def pair_scores(plan: Plan, variant: str, baseline: str) -> dict[str, dict[int, tuple[float, float]]]:
     """Return the scores of two variants, for tasks and seeds that both have."""
     scores = scores_by_variant(plan)
-    ours, theirs = scores.get(variant, {}), scores.get(baseline, {})
-    pairs = {
-        task: {seed: (ours[task][seed], by_seed[seed]) for seed in sorted(ours[task].keys() & by_seed.keys())}
-        for task, by_seed in theirs.items()
-        if task in ours
-    }
-    return {task: by_seed for task, by_seed in pairs.items() if by_seed}
+    ours, pairs = scores.get(variant, {}), {}
+    for task, theirs in scores.get(baseline, {}).items():
+        if seeds := sorted(ours.get(task, {}).keys() & theirs.keys()):
+            pairs[task] = {seed: (ours[task][seed], theirs[seed]) for seed in seeds}
+    return pairs
 
 
 def _distinct_pairs(plan: Plan) -> list[tuple[str, str]]:
@@ -82,22 +81,24 @@ def tables(plan: Plan) -> list[Table]:
     scored = {task for by_task in scores.values() for task in by_task}
     planned = [task for task in plan.study.workload["tasks"] if task in scored]
     tasks = [*planned, *sorted(scored - {*planned})]  # `tam lab score --tasks` can add some
-    rows = [[task, *(_format_mean(by_task.get(task, {})) for by_task in scores.values())] for task in tasks]
-    pairs = {pair: by_task for pair in _distinct_pairs(plan) if (by_task := pair_scores(plan, *pair))}
-    differences = [
-        [task, *(_format_difference(by_task[task]) if task in by_task else "" for by_task in pairs.values())]
-        for task in tasks
+    columns = {
+        name: {task: _format_mean(by_seed) for task, by_seed in by_task.items()}
+        for name, by_task in scores.items()
+    }
+    differences = {
+        " minus ".join(pair): {task: _format_difference(by_seed) for task, by_seed in by_task.items()}
+        for pair in _distinct_pairs(plan)
+        if (by_task := pair_scores(plan, *pair))
+    }
+    return [
+        ([corner, *texts], [[task, *(by_task.get(task, "") for by_task in texts.values())] for task in tasks])
+        for corner, texts in (("MTEB, main score", columns), ("", differences))
+        if texts
     ]
-    headers = ["MTEB, main score", *scores], ["", *(" minus ".join(pair) for pair in pairs)]
-    both = zip(headers, (rows, differences), strict=True)
-    return [(header, body) for header, body in both if len(header) > 1]
 
 
 def _format_mean(by_seed: Mapping[int, float]) -> str:
-    if not by_seed:
-        return ""
-    spread = f" ± {stdev(by_seed.values()):.2f}" if len(by_seed) > 1 else ""
-    return f"{mean(by_seed.values()):.2f}{spread} (n = {len(by_seed)})"
+    return f"{summarise([*by_seed.values()]).format(2)} (n = {len(by_seed)})"
 
 
 def _format_difference(pairs: Mapping[int, tuple[float, float]]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -31,36 +30,28 @@ def tables(rows: Sequence[Row]) -> dict[str, TableData]:
 
 
 def _family_table(improvements: Sequence[Improvement]) -> TableData:
-    counted = {
-        family: len(of) for family, of in comparison.percents(improvements, lambda one: one.family).items()
-    }
-    total = Counter(one.family for one in improvements)
-    rows = [
-        [family, _count_of(counted[family], total[family]), *map(str, by_threshold.values())]
-        for family, by_threshold in comparison.counts(improvements).items()
-    ]
+    rows, counts = [], comparison.counts(improvements)
+    for family, members in comparison.group_by(improvements, lambda one: one.family).items():
+        known = sum(one.percent is not None for one in members)
+        rows.append([family, _count_of(known, len(members)), *map(str, counts[family].values())])
     return TableData(["family", "configurations", *(f"within {t}%" for t in comparison.THRESHOLDS)], rows)
 
 
 def _model_table(shares: Iterable[Share]) -> TableData:
-    rows = [
-        [share.model, str(share.epochs), _count_of(share.n, share.n + share.missing),
-         *(comparison.format_percent(share.percent(kind), "{:.2f}") for kind in KINDS)]
-        for share in shares
-    ]  # fmt: skip
+    rows = []
+    for share in shares:
+        percents = (comparison.format_percent(share.percent(kind), "{:.2f}") for kind in KINDS)
+        rows.append([share.model, str(share.epochs), _count_of(share.n, share.n + share.missing), *percents])
     return TableData(["model", "epochs", "datasets", *map(comparison.describe_kind, KINDS)], rows)
 
 
 def _category_table(improvements: Sequence[Improvement]) -> TableData:
-    categories = list(dict.fromkeys(one.category for one in improvements))
-    settings: dict[tuple[str, int], dict[str, str]] = {}
-    for one in improvements:
-        cells = settings.setdefault((one.model, one.epochs), {})
-        cells[one.category] = comparison.format_percent(one.percent, "{:+.2f}")
-    rows = [
-        [model, str(epochs), *(cells.get(category, "") for category in categories)]
-        for (model, epochs), cells in settings.items()
-    ]
+    percents = {(one.model, one.epochs, one.category): one.percent for one in improvements}
+    categories = dict.fromkeys(one.category for one in improvements)
+    rows = []
+    for setting in dict.fromkeys((one.model, one.epochs) for one in improvements):
+        cells = (percents.get((*setting, category)) for category in categories)
+        rows.append([*map(str, setting), *(comparison.format_percent(cell, "{:+.2f}") for cell in cells)])
     return TableData(["model", "epochs", *categories], rows)
 
 
