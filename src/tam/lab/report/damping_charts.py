@@ -22,25 +22,22 @@ def distribution(plan: Plan) -> list[Markup]:
         usable = [s for s in recorded if s is not None and len(s) and bool(s.isfinite().all())]
         if usable and not outcome.variant.damping:
             dampings[outcome.variant.name] = [damping_of(s) for s in usable]
-    if not dampings:
-        return []
-    low, high = torch.cat([d for runs in dampings.values() for d in runs]).aminmax()
     charts = []
-    for part, (start, end) in PARTS.items():
+    for part, (start, end) in PARTS.items() if dampings else ():
+        low, high = torch.cat([d for runs in dampings.values() for d in runs]).aminmax()
         lines = []
         for name, runs in dampings.items():
             steps = [d[len(d) * start // 100 : max(1, len(d) * end // 100)] for d in runs]  # one at least
             lines.append(_histogram(name, torch.cat(steps), float(low), float(high)))
-        charts.append(
-            line_chart(lines, f"Distribution of d over {part}", "d = (1 + s) / 2", "% of the steps")
-        )
+        title = f"Distribution of d over {part}"
+        charts.append(line_chart(lines, title, "d = (1 + s) / 2", "% of the steps"))
     return charts
 
 
 def _histogram(name: str, d: Tensor, low: float, high: float) -> Series:
-    percents = 100 * (torch.histc(d, BINS, low, high) / len(d))
+    counts = torch.histc(d, BINS, low, high) / len(d)
     middles = [low + (high - low) * (i + 0.5) / BINS for i in range(BINS)]
     sample = d.double()[:: max(1, len(d) // 100_000)]
-    quantiles = sample.quantile(sample.new_tensor([0.05, 0.5, 0.95])).tolist()
-    text = ", ".join(f"{quantile:.3f}" for quantile in quantiles)
-    return Series(f"{name}: 5, 50, 95% at {text}", middles, percents.tolist())
+    quantiles = torch.quantile(sample, torch.tensor([0.05, 0.5, 0.95]).double())
+    text = ", ".join(f"{quantile:.3f}" for quantile in quantiles.tolist())
+    return Series(f"{name}: 5, 50, 95% at {text}", middles, (100 * counts).tolist())

@@ -6,6 +6,7 @@ reader's browser. Charts are `Markup`; a chart that is plain text is escaped as 
 
 from __future__ import annotations
 
+import html
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -24,9 +25,7 @@ _MARKDOWN_SPECIAL = re.compile(r"[\\`*\[\]|#~$@]|(?<![^\W_])_|_(?![^\W_])|(?<=ww
 
 def escape_markdown(value: object) -> str:
     """Return a value as one line of Markdown that shows it as it is: no HTML, links, tables or emphasis."""
-    text = " ".join(str(value).split())
-    for character, entity in (("&", "&amp;"), ("<", "&lt;"), (">", "&gt;")):  # not all programs know \<
-        text = text.replace(character, entity)
+    text = html.escape(" ".join(str(value).split()), quote=False)  # not all programs know \<
     return _MARKDOWN_SPECIAL.sub(lambda match: "\\" + match[0], text)
 
 

@@ -16,6 +16,7 @@ from tam.lab.core.errors import LabError
 from tam.lab.core.results import TrialRecord
 from tam.lab.core.runner import check_device
 from tam.lab.core.selection import load_groups
+from tam.lab.core.store import write_whole
 from tam.lab.data import default_folder
 from tam.lab.experiments.llm.mteb import scoring
 from tam.lab.experiments.llm.mteb.tasks import check_tasks
@@ -89,7 +90,8 @@ def paper_mteb(
         if out.suffix.lower() != ".html":
             raise LabError(f"{out}: must end in .html")
         check_writable(out)
-        page.write(rows, "MTEB: the paper's comparison, recomputed from its tables", out)
+        title = "MTEB: the paper's comparison, recomputed from its tables"
+        write_whole(out, page.html(rows, title).encode())
     if as_json:
         print(json.dumps(comparison.summarize(rows)))
     else:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from statistics import mean
+from typing import TypeVar
 
 from tam.lab.core.plan import Plan
 from tam.lab.core.study import Table
@@ -16,6 +17,8 @@ from tam.lab.experiments.llm.variants import PAIRS
 from tam.lab.report.statistics import summarise
 
 Scores = dict[str, dict[int, float]]  # by task and seed
+PairedScores = dict[str, dict[int, tuple[float, float]]]  # of a variant and its baseline
+T = TypeVar("T")
 
 
 def scores_by_variant(plan: Plan) -> dict[str, Scores]:
@@ -28,23 +31,22 @@ def scores_by_variant(plan: Plan) -> dict[str, Scores]:
     return scores_by_name
 
 
-def pair_scores(plan: Plan, variant: str, baseline: str) -> dict[str, dict[int, tuple[float, float]]]:
-    """Return the scores of two variants, for tasks and seeds that both have."""
-    scores = scores_by_variant(plan)
-    ours, pairs = scores.get(variant, {}), {}
-    for task, theirs in scores.get(baseline, {}).items():
-        if seeds := sorted(ours.get(task, {}).keys() & theirs.keys()):
-            pairs[task] = {seed: (ours[task][seed], theirs[seed]) for seed in seeds}
-    return pairs
+def paired_scores(plan: Plan) -> dict[tuple[str, str], PairedScores]:
+    """Return the scores of the comparisons of PAIRS, for tasks and seeds that both variants have.
 
-
-def _distinct_pairs(plan: Plan) -> list[tuple[str, str]]:
-    """Return the comparisons of PAIRS, each once: two variants with the same lr are the same runs."""
-    same_as = plan.duplicates()
+    Each comparison is there once: two variants with the same lr are the same runs.
+    """
+    scores, same_as = scores_by_variant(plan), plan.duplicates()
     pairs: dict[tuple[str, ...], tuple[str, str]] = {}
     for pair in PAIRS:
         pairs.setdefault(tuple(same_as.get(name, name) for name in pair), pair)
-    return list(pairs.values())
+    paired: dict[tuple[str, str], PairedScores] = {}
+    for variant, baseline in pairs.values():
+        ours, by_task = scores.get(variant, {}), paired.setdefault((variant, baseline), {})
+        for task, theirs in scores.get(baseline, {}).items():
+            if seeds := sorted(ours.get(task, {}).keys() & theirs.keys()):
+                by_task[task] = {seed: (ours[task][seed], theirs[seed]) for seed in seeds}
+    return paired
 
 
 def plans_of_model(plan: Plan) -> list[Plan]:
@@ -62,9 +64,8 @@ def rows_of_model(plan: Plan, variant: str, baseline: str) -> list[comparison.Ro
     categories = {row.dataset: row.category for row in comparison.read_rows(comparison.MTEB)}
     scores: dict[str, dict[tuple[str, int], Fraction]] = {}
     for one in plans_of_model(plan):
-        pairs = pair_scores(one, variant, baseline) if (variant, baseline) in _distinct_pairs(one) else {}
         epochs = int(one.study.workload["epochs"])
-        for task, by_seed in pairs.items():
+        for task, by_seed in paired_scores(one).get((variant, baseline), {}).items():
             ours, theirs = (Fraction(mean(column)) for column in zip(*by_seed.values(), strict=True))
             both = {(comparison.OTHER, epochs): ours, (comparison.BASELINE, epochs): theirs}
             scores.setdefault(task, {}).update(both)
@@ -75,26 +76,23 @@ def rows_of_model(plan: Plan, variant: str, baseline: str) -> list[comparison.Ro
 def tables(plan: Plan) -> list[Table]:
     """Return the scores on MTEB, and their differences, seed by seed."""
     same_as = plan.duplicates()
-    scores = {
-        name: by_task for name, by_task in scores_by_variant(plan).items() if by_task and name not in same_as
-    }
+    scores = {name: by_task for name, by_task in scores_by_variant(plan).items() if name not in same_as}
     scored = {task for by_task in scores.values() for task in by_task}
     planned = [task for task in plan.study.workload["tasks"] if task in scored]
     tasks = [*planned, *sorted(scored - {*planned})]  # `tam lab score --tasks` can add some
-    columns = {
-        name: {task: _format_mean(by_seed) for task, by_seed in by_task.items()}
-        for name, by_task in scores.items()
-    }
-    differences = {
-        " minus ".join(pair): {task: _format_difference(by_seed) for task, by_seed in by_task.items()}
-        for pair in _distinct_pairs(plan)
-        if (by_task := pair_scores(plan, *pair))
-    }
-    return [
-        ([corner, *texts], [[task, *(by_task.get(task, "") for by_task in texts.values())] for task in tasks])
-        for corner, texts in (("MTEB, main score", columns), ("", differences))
-        if texts
-    ]
+    pairs = {" minus ".join(pair): by_task for pair, by_task in paired_scores(plan).items()}
+    means = _table("MTEB, main score", scores, tasks, _format_mean)
+    return [*means, *_table("", pairs, tasks, _format_difference)]
+
+
+def _table(
+    corner: str, columns: Mapping[str, Mapping[str, T]], tasks: Sequence[str], form: Callable[[T], str]
+) -> list[Table]:
+    """Return one row per task, without empty columns; no table if all of them are empty."""
+    columns = {name: by_task for name, by_task in columns.items() if by_task}
+    cells = [[form(of[task]) if task in of else "" for of in columns.values()] for task in tasks]
+    rows = [[task, *row] for task, row in zip(tasks, cells, strict=True)]
+    return [([corner, *columns], rows)] if columns else []
 
 
 def _format_mean(by_seed: Mapping[int, float]) -> str:
@@ -161,8 +159,8 @@ def _share_lines(plan: Plan) -> list[str]:
     plan_by_epochs = {one.study.workload["epochs"]: one for one in plans_of_model(plan)}
     for pair in PAIRS:
         for share in (one for one in comparison.shares(rows_of_model(plan, *pair)) if one.n):
-            pairs = pair_scores(plan_by_epochs[share.epochs], *pair)
-            counts = sorted({len(by_seed) for by_seed in pairs.values()})
+            by_task = paired_scores(plan_by_epochs[share.epochs])[pair]
+            counts = sorted({len(by_seed) for by_seed in by_task.values()})
             seeds = f"{' to '.join(map(str, counts))} seed{'' if counts == [1] else 's'}"
             better, similar = share.counts["better"], share.counts["0.2"]
             lines.append(

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 
 from markupsafe import Markup
 
-from tam.lab.core.store import write_whole
 from tam.lab.experiments.llm.paper_tables import comparison
 from tam.lab.experiments.llm.paper_tables.claims import check_claims
 from tam.lab.experiments.llm.paper_tables.comparison import BASELINE, KINDS, OTHER, Improvement, Row, Share
@@ -79,10 +77,6 @@ def html(rows: Sequence[Row], title: str) -> str:
         Section(title="Figures", charts=figures(rows)),
     ]
     return render_page(title, sections)
-
-
-def write(rows: Sequence[Row], title: str, target: Path) -> None:
-    write_whole(target, html(rows, title).encode())
 
 
 # Of the page's colours; the values are written next to the bars for those who cannot tell them apart.
