@@ -13,7 +13,8 @@ from tam.lab.core.study import Variant
 from tam.lab.report.claims import Claim, Part
 from tam.lab.report.evidence import Evidence
 from tam.lab.report.outcomes import Measure
-from tam.lab.report.verdicts import Row, equivalence_p, estimate, holm, judge_claims
+from tam.lab.report.statistics import equivalence_p, estimate, holm
+from tam.lab.report.verdicts import Row, judge_claims
 from tests.lab.report.results import finish, plan_for
 
 CONTROL = "TAM, another seed's damping"
@@ -157,7 +158,9 @@ def test_an_estimate_worked_out_by_hand() -> None:
     assert found.p == pytest.approx(scipy_stats.ttest_1samp([1.0, 2.0, 3.0], 0).pvalue)
     turned = estimate({0: 11.0, 1: 22.0, 2: 33.0}, {0: 10.0, 1: 20.0, 2: 30.0}, lower=True)
     assert turned is not None and turned.mean == -2.0 and turned.high == pytest.approx(-found.low)
-    assert estimate({0: 1.0}, {0: 2.0}, lower=False) is None
+    single = estimate({0: 1.0}, {0: 2.0}, lower=False)
+    assert single is not None and single.mean == -1.0 and math.isnan(single.low)
+    assert estimate({0: 1.0}, {1: 2.0}, lower=False) is None
 
 
 @pytest.mark.parametrize("shift", [0.0, 0.2, 0.4, 0.6, -0.45])

@@ -21,9 +21,10 @@ from tam.lab.report.charts import Series, line_chart
 from tam.lab.report.claims import Part
 from tam.lab.report.evidence import Evidence
 from tam.lab.report.forest import ForestRow, Mark, forest_plot
-from tam.lab.report.render import render, render_svg, render_template
+from tam.lab.report.render import render, render_svg, render_text
 from tam.lab.report.sections import TEXTS
-from tam.lab.report.verdicts import Estimate, PartResult, Row
+from tam.lab.report.statistics import Estimate
+from tam.lab.report.verdicts import PartResult, Row
 
 PAPER = "https://arxiv.org/html/2412.18790v1"
 DIGITS = {"points": 2, "ln": 4, "epochs": 1}
@@ -173,8 +174,8 @@ def build_pages(
     context = {**shared, "rows": table, "charts": charts, "notes": TEXTS["claims"]}
     details = {**shared, "claims": [_details(row) for row in rows]}
     return {
-        "claims.md": render_template("claims.md.j2", **context),
-        "claims.html": render_template("claims.html.j2", **context),
+        "claims.md": render_text("claims.md.j2", **context),
+        "claims.html": render("claims.html.j2", title="The paper's claims", **context),
         "claims.json": json.dumps(without_nan(details), indent=1, ensure_ascii=False, allow_nan=False) + "\n",
         **{name: render_svg(chart) for name, chart in charts.items()},
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -11,14 +11,14 @@ from markupsafe import Markup
 
 from tam.lab.report.render import render
 
+Shape = Literal["square", "hollow", "triangle", "diamond"]
 LIMIT = 5.0  # margins: what lies beyond is drawn as an arrow
-LEFT, RIGHT = 232, 424  # of the plot, in pixels; the text is on its right
+LEFT, RIGHT = 256, 436  # of the plot, in pixels; the text is on its right
 ROW, TOP = 34, 62
-LEGEND = {
-    "square": "equal effective lr (dashed: pilot runs)", "hollow": "equal lr",
+LEGEND: Mapping[Shape, str] = {
+    "square": "equal effective lr", "hollow": "another effective lr, mostly an equal lr",
     "triangle": "against another seed's damping", "diamond": "the paper's figure",
 }  # fmt: skip
-Shape = Literal["square", "hollow", "triangle", "diamond"]
 
 
 @dataclass(frozen=True)
@@ -53,6 +53,8 @@ def forest_plot(rows: Sequence[ForestRow], title: str, description: str) -> Mark
     """Return the plot as an `<svg>` element."""
     shapes = {mark.shape for row in rows for mark in row.marks}
     legend = {shape: text for shape, text in LEGEND.items() if shape in shapes}
+    if any(mark.is_pilot for row in rows for mark in row.marks):
+        legend["square"] += " (dashed: pilot runs)"
     bottom = TOP + ROW * len(rows)
     return render(
         "forest.svg.j2", rows=rows, title=title, description=description, legend=legend, position=_position,

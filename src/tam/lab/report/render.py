@@ -43,12 +43,6 @@ def render_page(title: str, sections: Sequence[Section]) -> str:
     return render("page.html.j2", title=title, sections=sections)
 
 
-def render_template(name: str, **values: object) -> str:
-    """Return a page from a template, which decides by its name how values are escaped."""
-    environment = _MARKDOWN if name.endswith(".md.j2") else _HTML
-    return environment.get_template(name).render(values)
-
-
 def render_svg(chart: str) -> str:
     """Return a chart as a file of its own, with the style sheet of the pages."""
     style = _HTML.get_template("style.css.j2").render()
@@ -57,17 +51,23 @@ def render_svg(chart: str) -> str:
 
 
 def render_html(report: Report) -> str:
-    return render_page(report.title, report.sections)
+    return render("report.html.j2", title=report.title, report=report)
+
+
+def render_text(template: str, **values: object) -> str:
+    """Return a page as Markdown."""
+    return _MARKDOWN.get_template(template).render(values)
 
 
 def render_markdown(report: Report) -> str:
-    """Return the same as Markdown, without charts."""
-    return _MARKDOWN.get_template("page.md.j2").render(title=report.title, sections=report.sections)
+    """Return a report as Markdown, without charts."""
+    return render_text("report.md.j2", report=report)
 
 
 def render_json(report: Report) -> str:
     """Return the model as JSON, without charts. What is not finite is null."""
-    model = asdict(report, dict_factory=lambda items: {k: v for k, v in items if k != "charts"})
+    drawn = ("charts", "forest")
+    model = asdict(report, dict_factory=lambda items: {k: v for k, v in items if k not in drawn})
     return json.dumps(without_nan(model), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 

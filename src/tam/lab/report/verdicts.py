@@ -20,25 +20,20 @@ from tam.lab.core.registry import get_experiment
 from tam.lab.report.claims import Claim, Part
 from tam.lab.report.evidence import Evidence
 from tam.lab.report.outcomes import outcomes_by_seed
+from tam.lab.report.statistics import (
+    LEVEL,
+    Estimate,
+    compare_failures,
+    compare_jumps,
+    equivalence_p,
+    estimate,
+    holm,
+    p_above,
+)
 
 HOLDS, SCHEDULE, FAILS = "holds", "holds as a schedule", "does not hold"
 UNDECIDED, NOT_TESTED = "undecided", "not tested"
 VERDICTS = (HOLDS, SCHEDULE, FAILS, UNDECIDED, NOT_TESTED)  # in the order of the table
-LEVEL = 0.05
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """The mean of a difference with its 95 % interval. The interval is NaN if the spread is not known."""
-
-    mean: float
-    low: float
-    high: float
-    p: float
-    n: int
-    wilcoxon: float = math.nan  # p of the signed-rank test, as a check of the t-test
-    failures: tuple[int, int] = (0, 0)  # diverged runs of the two variants
-    mcnemar: float = math.nan  # exact p of a difference in failures
 
 
 @dataclass(frozen=True)
@@ -96,65 +91,6 @@ def _combine(claim: Claim, parts: Sequence[PartResult]) -> Row:
         verdict = SCHEDULE if SCHEDULE in found else HOLDS
     row = Row(claim, verdict, "", tuple(parts))
     return replace(row, why=row.deciding.why if row.deciding else "Some parts have no runs yet")
-
-
-def holm(p_values: Sequence[float]) -> list[float]:
-    """Return the adjusted p-values, in the same order. NaN counts as 1."""
-    values = [1.0 if math.isnan(p) else p for p in p_values]
-    adjusted, largest = [0.0] * len(values), 0.0
-    for rank, i in enumerate(sorted(range(len(values)), key=values.__getitem__)):
-        largest = max(largest, min(1.0, values[i] * (len(values) - rank)))
-        adjusted[i] = largest
-    return adjusted
-
-
-def estimate(ours: Mapping[int, float], theirs: Mapping[int, float] | float, lower: bool) -> Estimate | None:
-    """Return the mean difference by seed, positive where ours is better. None without two pairs.
-
-    `theirs` can be one number: the value that ours is compared with.
-    """
-    from scipy.stats import ttest_rel, wilcoxon
-
-    others = theirs if isinstance(theirs, Mapping) else dict.fromkeys(ours, theirs)
-    seeds = sorted(ours.keys() & others.keys())
-    a, b = ([values[seed] for seed in seeds] for values in ((others, ours) if lower else (ours, others)))
-    if len(seeds) < 2 or not all(map(math.isfinite, a + b)):
-        return None
-    differences = [x - y for x, y in zip(a, b, strict=True)]
-    if max(differences) - min(differences) <= 1e-12 * max(map(abs, a + b)):  # no spread: nothing is known
-        return Estimate(differences[0], math.nan, math.nan, math.nan, len(seeds))
-    test = ttest_rel(a, b)
-    interval = test.confidence_interval(1 - LEVEL)
-    middle = math.fsum(differences) / len(differences)
-    signed_rank = float(wilcoxon(differences).pvalue)
-    low, high, p = float(interval.low), float(interval.high), float(test.pvalue)
-    return Estimate(middle, low, high, p, len(seeds), signed_rank)
-
-
-def compare_failures(ours: Outcome, theirs: Outcome) -> tuple[tuple[int, int], float]:
-    """Return the numbers of diverged runs, and the exact p of McNemar's test on the common seeds."""
-    from scipy.stats import binomtest
-
-    seeds = ours.records.keys() & theirs.records.keys()
-    pairs = [(ours.records[seed].diverged, theirs.records[seed].diverged) for seed in seeds]
-    only_ours, only_theirs = sum(a > b for a, b in pairs), sum(a < b for a, b in pairs)
-    discordant = only_ours + only_theirs
-    p = float(binomtest(only_ours, discordant).pvalue) if discordant else math.nan
-    return (sum(a for a, _ in pairs), sum(b for _, b in pairs)), p
-
-
-def p_above(found: Estimate, bound: float) -> float:
-    """Return p, two-sided, of a mean above this bound: at most 0.05 if the 95 % interval lies above it."""
-    from scipy.stats import t as student
-
-    error = (found.high - found.low) / 2 / float(student.ppf(1 - LEVEL / 2, found.n - 1))
-    return min(1.0, 2 * float(student.sf((found.mean - bound) / error, found.n - 1)))
-
-
-def equivalence_p(found: Estimate, margin: float) -> float:
-    """Return p of two one-sided tests: at most 0.05 if the 95 % interval lies inside the margin."""
-    mirrored = replace(found, mean=-found.mean)
-    return max(p_above(found, -margin), p_above(mirrored, -margin))
 
 
 def _judge(part: Part, evidence: Evidence) -> PartResult:
@@ -273,37 +209,12 @@ def _compare(part: Part, outcomes: Mapping[str, Outcome], variant: str, against:
         return estimate(ours, part.target, measure.lower)
     if measure.jump:
         last = max((len(record.metrics) for records in compared for record in records.values()), default=0)
-        return _compare_jumps(ours, theirs[0], last)
+        return compare_jumps(ours, theirs[0], last)
     found = estimate(ours, theirs[0], measure.lower)
     if found is None:
         return None
-    failures, mcnemar = compare_failures(outcomes[variant], outcomes[against])
+    failures, mcnemar = compare_failures(*compared)
     return replace(found, failures=failures, mcnemar=mcnemar)
-
-
-def _compare_jumps(ours: Mapping[int, float], theirs: Mapping[int, float], last: int) -> Estimate | None:
-    """Return the mean delay of the first jump, censored at the last epoch, with p of the log-rank test.
-
-    The interval says what the test says: it excludes 0 if p is at most 0.05.
-    """
-    from scipy.stats import CensoredData, logrank
-
-    if min(len(ours), len(theirs)) < 2:
-        return None
-    samples = [
-        CensoredData(
-            uncensored=[v for v in side.values() if math.isfinite(v)],
-            right=[float(last)] * sum(math.isinf(v) for v in side.values()),
-        )
-        for side in (ours, theirs)
-    ]
-    delays = [min(ours[seed], last) - min(theirs[seed], last) for seed in ours.keys() & theirs.keys()]
-    middle = math.fsum(delays) / len(delays)
-    p = float(logrank(*samples).pvalue)
-    low, high = (math.ulp(0.0), math.inf) if middle > 0 else (-math.inf, -math.ulp(0.0))
-    if not p <= LEVEL:
-        low, high = -math.inf, math.inf
-    return Estimate(middle, low, high, p, len(delays))
 
 
 def _judge_lr_ratio(part: Part, evidence: Evidence) -> PartResult:
