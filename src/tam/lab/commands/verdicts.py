@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from tam.lab.core.registry import EXPERIMENTS_PACKAGE
 from tam.lab.core.store import explain_write_error, write_whole
 
 RESULTS = "Run folders, packed files, or folders that hold packed files."
@@ -23,13 +21,11 @@ def write_verdicts(
 ) -> None:
     """Judge the paper's claims: a table, a forest plot and a picture of the learning rates."""
     from tam.lab.report.claim_pages import build_pages, headline
-    from tam.lab.report.claims import read_claims
+    from tam.lab.report.claims import paper_claims, read_claims
     from tam.lab.report.evidence import load_evidence
     from tam.lab.report.verdicts import judge_claims
 
-    package = importlib.util.find_spec(EXPERIMENTS_PACKAGE)
-    assert package is not None and package.origin is not None
-    declared, picture = read_claims(claims or Path(package.origin).parent / "claims.toml")
+    declared, picture = read_claims(claims or paper_claims())
     evidence = load_evidence(results)
     rows = judge_claims(declared, evidence)
     pages = build_pages(rows, evidence, picture, out)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from tam.lab.core.errors import LabError
-from tam.lab.core.registry import experiment_names
+from tam.lab.core.registry import EXPERIMENTS_PACKAGE, experiment_names
 from tam.lab.core.toml import read_toml
 from tam.lab.report.outcomes import Measure
 
@@ -60,6 +61,13 @@ class Claim:
     def counts(self) -> bool:
         """Whether it is one of the paper's own claims."""
         return not self.stands_for and not self.ours
+
+
+def paper_claims() -> Path:
+    """Return the file with the paper's claims."""
+    package = importlib.util.find_spec(EXPERIMENTS_PACKAGE)
+    assert package is not None and package.origin is not None
+    return Path(package.origin).with_name("claims.toml")
 
 
 def read_claims(path: Path) -> tuple[list[Claim], dict[str, Any]]:
