@@ -1,7 +1,8 @@
 # On a machine with Python >= 3.10, make and a C compiler (for the CPU kernel; without one torch's operations serve):
 #   make demo     train the paper's six optimizers on real data and write a page
 #   make test     lint, type-check and test, as CI does
-#   make results write the pages of results/ from the packed results
+#   make results  write the pages of results/ from the packed results
+#   make findings write docs/findings.md and docs/claims/ from the packed results
 #   make bench    time the step against torch's optimizers, on the GPU if there is one
 #   make compat   test with the oldest and the newest torch, in .compat (gigabytes)
 #   make sanitize test the CPU kernel with gcc's address and undefined-behaviour sanitizers
@@ -15,7 +16,7 @@ PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 SOURCES := pyproject.toml constraints.txt setup.py $(wildcard src/tam/step/fused/cpu*.[ch]) \
 	src/tam/step/fused/columns.py src/tam/sharding/sums.py
 
-.PHONY: demo test lint types results bench compat compat-oldest compat-newest sanitize install clean
+.PHONY: demo test lint types results findings bench compat compat-oldest compat-newest sanitize install clean
 
 demo: $(VENV)/.demo
 	$(BIN)/tam demo
@@ -34,6 +35,9 @@ types: $(VENV)/.dev
 
 results: $(VENV)/.dev
 	$(BIN)/python results/update.py
+
+findings: $(VENV)/.dev
+	$(BIN)/python results/findings.py
 
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/step.py --out benchmarks/results/latest.json

@@ -21,6 +21,7 @@ COMMANDS = {
     "run": "run:app",
     "status": "results:show_status",
     "report": "results:write_report",
+    "verdicts": "verdicts:write_verdicts",
     "pack": "results:pack_results",
     "unpack": "results:unpack_results",
     "data list": "data:list_data",

@@ -119,6 +119,15 @@ class Plan:
             return float("-inf" if self.study.higher else "inf")
         return mean(_figure(record, self.study.outcome) for record in finished)
 
+    def tuning_outcomes(self, variant: Variant, lr: float) -> dict[int, float]:
+        """Return the outcome of an lr by tuning seed, without those that diverged."""
+        records = [(trial.seed, self.record(trial)) for trial in self.tuning_trials(variant, [lr])]
+        return {
+            seed: _figure(record, self.study.outcome)
+            for seed, record in records
+            if record is not None and not record.diverged
+        }
+
     def selected_lr(self, variant: Variant) -> tuple[float, bool] | None:
         """Return the lr of a variant and whether it is at an edge of its grid. None if not known yet."""
         if variant.control_of is not None:

@@ -39,9 +39,13 @@ class RunOption:
 
 @dataclass(frozen=True, kw_only=True)
 class ReportExtras:
-    """What a report shows of an experiment besides tables and curves. Each takes a `Plan`."""
+    """What a report shows of an experiment besides tables and curves. Each takes a `Plan`.
 
-    figures: Callable[[Any], Sequence[str]] = lambda plan: ()  # charts; what is not Markup is escaped
+    `figures` also takes the style number of each variant, so a variant looks the same in all charts. It
+    returns charts; what is not Markup is escaped.
+    """
+
+    figures: Callable[[Any, Mapping[str, int]], Sequence[str]] = lambda plan, styles: ()
     lines: Callable[[Any], Sequence[str]] = lambda plan: []
     tables: Callable[[Any], list[Table]] = lambda plan: []
 
@@ -62,6 +66,8 @@ class Experiment:
     data_fields: tuple[str, ...] = ("data",)  # of the config: they name the data sets that a trial needs
     check: Callable[[Any, Path], None] = lambda config, data_folder: None  # raises if more is missing
     claims: tuple[int, ...] = ()  # of the paper, by number (docs/registered.md)
+    # What decides a claim without runs, by name: returns whether it holds, a figure and a reason.
+    computed: Mapping[str, Callable[[], tuple[bool, str, str]]] = field(default_factory=dict)
     extras: ReportExtras = field(default_factory=ReportExtras)
     runs_on_ranks: bool = False  # a trial can use all ranks of a torchrun job
     runs_alone: bool = False  # trials measure time, so only one runs at a time

@@ -141,9 +141,9 @@ def count_trials(plans: Sequence[Plan]) -> RoundStarted:
 
 def check_trial(experiment: Experiment, trial: TrialConfig, data_folder: Path) -> None:
     """Raise if data, a package or anything else that a trial needs is missing."""
+    experiment.check(trial, data_folder)
     for name in experiment.data_sets(trial):
         files.check(name, files.find(name, data_folder), data_folder)
-    experiment.check(trial, data_folder)
 
 
 def check_device(name: str, gpus: int) -> None:

@@ -1,140 +1,168 @@
-"""The comparisons of a study, and what the report says about them in words."""
+"""The comparisons of a study: by how much variants differ, and at which learning rates."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from math import isclose
 from statistics import fmean
 
+from tam import registry
+from tam.lab.core.controls import plain, settled_step
 from tam.lab.core.plan import Outcome, Plan
-from tam.lab.core.selection import PresetGroup
-from tam.lab.core.study import Study
-from tam.lab.report import statistics as stats
-from tam.lab.report.statistics import Difference, Pairs
+from tam.lab.core.study import Study, Variant
+from tam.lab.report.forest import ForestRow, Mark, Shape
+from tam.lab.report.statistics import Estimate, estimate
 from tam.step.rule import damping_of
 
-REQUIRED_CONTROLS = {None, "shuffled", "mean"}  # kinds of damping: a variant helps if it beats all three
-FINDINGS = {
-    "equivalent": "equivalent within the margin", "undecided": "no significant difference",
-    "better": "better here", "worse": "worse here",
-}  # fmt: skip
+SAME = 0.01  # relative difference up to which two effective learning rates are the same
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The difference between two variants of a study, and how their learning rates compare."""
+
+    variant: str
+    other: str
+    shape: Shape  # "square": equal effective lr; "hollow": another one; "triangle": another seed's damping
+    estimate: Estimate
+    lost: int  # runs without an outcome, on either side
+    trials: frozenset[str]  # the keys of all runs
+
+    @property
+    def counts(self) -> bool:
+        """Whether it says which side is ahead. The rest of the seeds does not, if some runs were lost."""
+        return self.estimate.has_interval and not self.lost
 
 
 @dataclass(frozen=True)
 class StudyResults:
-    """The outcomes and comparisons of a study, computed once."""
+    """The outcomes of a study."""
 
     plan: Plan
-    outcomes: Mapping[str, Outcome]  # by variant
-    duplicates: Mapping[str, str]  # variants whose trials are those of an earlier variant
-    differences: Mapping[tuple[str, str, str], Difference]  # of all studies of the preset
 
     @property
     def study(self) -> Study:
         return self.plan.study
 
-    def difference(self, variant: str, other: str) -> Difference | None:
-        return self.differences.get((self.study.identity, variant, other))
+    @cached_property
+    def outcomes(self) -> Mapping[str, Outcome]:
+        """The finished trials of each variant that has some planned."""
+        return {one.variant.name: one for one in self.plan.outcomes()}
+
+    @cached_property
+    def duplicates(self) -> Mapping[str, str]:
+        """The variants whose trials are those of an earlier variant."""
+        return self.plan.duplicates()
+
+    def effective_lr(self, name: str) -> float | None:
+        """Return the lr of SGDM, Adam or AdamW whose settled steps have the same length."""
+        lr = self.outcomes[name].lr
+        return None if lr is None else lr * self.effective_ratio(self.study.variant(name))
+
+    def effective_ratio(self, variant: Variant) -> float:
+        """Return the effective lr of an lr of 1."""
+        settled = settled_step(variant.optimizer, variant.options)
+        return settled / settled_step(plain(variant.optimizer), {})
+
+    def difference(self, name: str, other: str) -> Estimate | None:
+        """Return one variant minus another, in the units of the outcome. Higher may be worse."""
+        if not (name in self.outcomes and other in self.outcomes):
+            return None
+        ours, theirs = (self.outcomes[one].values(self.study.outcome) for one in (name, other))
+        return estimate(ours, theirs, lower=False)
+
+    def comparisons(self) -> Iterator[Comparison]:
+        """Return the comparisons of TAM and its relatives with others, as far as they were run."""
+        for name, other in dict.fromkeys(self.study.comparisons()):
+            if not has_torque(self.study.variant(name)) or {name, other} & self.duplicates.keys():
+                continue
+            found, control = self.difference(name, other), self.study.variant(other)
+            if found is not None and control.damping in (None, "another"):
+                shape: Shape = "triangle" if control.damping else self._shape(name, other)
+                sides = [self.outcomes[one] for one in (name, other)]
+                keys = frozenset(record.key for side in sides for record in side.records.values())
+                yield Comparison(name, other, shape, found, sum(side.lost for side in sides), keys)
+
+    def _shape(self, name: str, other: str) -> Shape:
+        ours, theirs = self.effective_lr(name), self.effective_lr(other)
+        is_same = ours is not None and theirs is not None and isclose(ours, theirs, rel_tol=SAME)
+        return "square" if is_same and self.are_related(name, other) else "hollow"
+
+    def are_related(self, name: str, other: str) -> bool:
+        """Return True if two variants are of one family. Only there an equal effective lr means something."""
+        return len({plain(self.study.variant(one).optimizer) for one in (name, other)}) == 1
+
+    def favours(self, found: Estimate) -> str:
+        """Return whom an interval favours: "first", "second" or "" if it includes 0 or is not known."""
+        low, high = (found.low, found.high) if self.study.higher else (-found.high, -found.low)
+        return "first" if low > 0 else "second" if high < 0 else ""
+
+    def forest_row(self, comparison: Comparison, with_preset: bool) -> ForestRow | None:
+        """Return a comparison in units of the study's margin. None if the study has no margin."""
+        unit = self.study.margin if self.study.higher else -self.study.margin
+        if not unit:
+            return None
+        found, lost = comparison.estimate, comparison.lost
+        low, high = sorted((found.low / unit, found.high / unit))
+        mark = Mark(comparison.shape, found.mean / unit, low, high)
+        label, text = f"{self.study.name}: {comparison.variant}", found.format(self.study.digits)
+        count = f"n = {found.n}" + (f", {lost} without an outcome" if lost else "")
+        count += f", preset {self.plan.preset}" if with_preset else ""
+        return ForestRow(label, f"against {comparison.other}", [mark], text, count)
 
 
-def compare_studies(group: PresetGroup) -> list[StudyResults]:
-    """Compare what was run of a preset. Comparisons that were not run count in Holm's correction."""
-    outcomes = {
-        plan.study.identity: {one.variant.name: one for one in plan.outcomes()} for plan in group.plans
-    }
-    family = {}
-    for study in group.planned:
-        by_variant = outcomes.get(study.identity, {})
-        for name, other in study.comparisons():
-            family[study.identity, name, other] = Pairs([])
-            if name in by_variant and other in by_variant:
-                values, others = (by_variant[one].values(study.outcome) for one in (name, other))
-                differences = [value - others[seed] for seed, value in values.items() if seed in others]
-                lost = by_variant[name].lost + by_variant[other].lost
-                family[study.identity, name, other] = Pairs(differences, study.margin, study.higher, lost)
-    results = stats.compare(family)
+def has_torque(variant: Variant) -> bool:
+    """Return True for TAM, AdaTAM and their relatives, but not for their controls."""
+    return registry.get(variant.optimizer).has_alignment and not variant.control_of
+
+
+def distinct_comparisons(every_result: Sequence[StudyResults]) -> list[tuple[StudyResults, Comparison]]:
+    """Return the comparisons of all studies, without those whose runs are all in another one.
+
+    Presets can share studies, and some have fewer seeds than others.
+    """
+    found = [(results, one) for results in every_result for one in results.comparisons()]
+    runs = [one.trials | {f"outcome {results.study.outcome}"} for results, one in found]
     return [
-        StudyResults(plan, outcomes[plan.study.identity], plan.duplicates(), results) for plan in group.plans
+        one
+        for i, one in enumerate(found)
+        if not any(runs[i] < other or (runs[i] == other and j < i) for j, other in enumerate(runs))
     ]
 
 
-def describe_comparisons(results: StudyResults) -> list[str]:
-    """Return what is said about comparisons with the paper, variants and controls, and about the damping."""
-    paper = results.study.choices.get("the paper says")
-    further = [(variant.name, other) for variant in results.study.variants for other in variant.against]
+def describe_study(results: StudyResults) -> list[str]:
+    """Return what the table does not show: the paper's words, shared runs, further comparisons, mean d."""
+    study, paper = results.study, results.study.choices.get("the paper says")
+    further = [(variant.name, other) for variant in study.variants for other in variant.against]
     return [
         *([f"The paper says: {paper}"] if paper else []),
         *(f"{name}: the same runs as {other}, at the same lr." for name, other in results.duplicates.items()),
-        *compare_with_paper(results),
-        *(_describe_difference(results, name, other) for name, other in further),
-        *compare_with_controls(results),
+        *(text for name, other in further if (text := _describe_difference(results, name, other))),
+        *_explain_missing_seeds(results),
         *_describe_damping(results),
     ]
 
 
-def _describe_difference(results: StudyResults, variant: str, other: str) -> str:
-    difference, digits = results.difference(variant, other), results.study.digits
-    if difference is None:
-        return f"{variant} minus {other}: not run."
-    middle = f"{variant} minus {other}: {difference.mean:+.{digits}f}"
-    if not difference.verdict:
-        return f"{middle}, {difference.explain_no_verdict()}."
-    test = f"n = {difference.n}, p = {difference.p:.2g}: {difference.verdict}"
-    return f"{middle} ({difference.format_interval(digits)}), {test}."
+def _describe_difference(results: StudyResults, name: str, other: str) -> str:
+    found = results.difference(name, other)
+    if found is None:
+        return ""
+    return f"{name} minus {other}: {found.format(results.study.digits)}, n = {found.n}."
 
 
-def compare_with_paper(results: StudyResults) -> list[str]:
-    """Return whether the paper's differences are found here, those without a difference first."""
-    baseline, papers, digits = results.study.baseline, results.study.paper, results.study.digits
-    lines = []
-    for name, (mean, _) in papers.items() if baseline in papers else ():
-        difference = results.difference(name, baseline)
-        if difference is None or not difference.verdict:
-            continue
-        in_paper = mean - papers[baseline][0]
-        place = "within" if difference.low <= in_paper <= difference.high else "outside"
-        line = (
-            f"{name} minus {baseline}: {FINDINGS[difference.verdict]}: {difference.mean:+.{digits}f} "
-            f"({difference.format_interval(digits)}), n = {difference.n}. "
-            f"The paper's {in_paper:+.{digits}f} lies {place} the interval."
-        )
-        lines.append((list(FINDINGS).index(difference.verdict), line))
-    return [line for _, line in sorted(lines)]
-
-
-def compare_with_controls(results: StudyResults) -> list[str]:
-    """Return the comparisons of variants with their controls, and whether each variant helps."""
-    study, lines = results.study, []
-    for source in dict.fromkeys(variant.control_of for variant in study.variants if variant.control_of):
-        controls = [variant for variant in study.variants if variant.control_of == source]
-        lines += [_describe_difference(results, source, control.name) for control in controls]
-        lines += _explain_missing_seeds(results, source, [one.name for one in controls if one.damping])
-        differences = [(one.damping, results.difference(source, one.name)) for one in controls]
-        whole = [
-            (damping, one) for damping, one in differences if one is not None and one.n == len(study.seeds)
-        ]
-        beaten = {damping for damping, difference in whole if difference.verdict == "better"}
-        conclusion = "helps" if beaten >= REQUIRED_CONTROLS else "is not shown to help"
-        if not {one.damping for one in controls} >= REQUIRED_CONTROLS:
-            conclusion += " (not all of its controls are planned)"
-        elif any(difference is None for _, difference in differences):
-            conclusion += " (not all of its controls were run)"
-        lines.append(
-            f"{source} {conclusion}: it must be better than SGDM or Adam at its effective lr and than both "
-            "damping controls, with all seeds."
-        )
-    return lines
-
-
-def _explain_missing_seeds(results: StudyResults, source: str, controls: Sequence[str]) -> list[str]:
+def _explain_missing_seeds(results: StudyResults) -> Iterator[str]:
     """Say why controls have fewer seeds than the run whose d they take."""
-    records = {name: outcome.records for name, outcome in results.outcomes.items()}
-    diverged = [seed for seed, record in records[source].items() if record.diverged]
-    affected = [name for name in controls if records[name] and not records[name].keys() & set(diverged)]
-    if not diverged or not affected:
-        return []
-    seeds = ", ".join(map(str, diverged))
-    return [f"{' and '.join(affected)}: no run with seed {seeds}, where {source} diverged and left no d."]
+    controls = [one for one in results.study.variants if one.damping and one.name in results.outcomes]
+    for source in dict.fromkeys(one.control_of for one in controls if one.control_of):
+        diverged = [seed for seed, one in results.outcomes[source].records.items() if one.diverged]
+        names = [one.name for one in controls if one.control_of == source]
+        records = {name: results.outcomes[name].records for name in names}
+        affected = [name for name, own in records.items() if own and not own.keys() & set(diverged)]
+        if diverged and affected:
+            affected_names, seeds = " and ".join(affected), ", ".join(map(str, diverged))
+            yield f"{affected_names}: no run with seed {seeds}, where {source} diverged and left no d."
 
 
 def _describe_damping(results: StudyResults) -> list[str]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from tam.lab.report.statistics import Difference, Summary
+from tam.lab.report.statistics import Estimate, Summary
 
 
 @dataclass(frozen=True)
@@ -15,11 +15,12 @@ class TableData:
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
     is_prose: bool = False
+    caption: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Section:
-    """A part of a page, shown in this order; charts in HTML only."""
+    """A part of a page. Charts are shown in HTML only, facts are folded there."""
 
     title: str = ""
     anchor: str = ""  # with one, the table of contents lists the section
@@ -36,6 +37,7 @@ class VariantSummary:
 
     name: str
     lr: float | None  # None while it is not selected
+    effective_lr: float | None
     at_edge: bool  # the lr is at an edge of its grid
     n: int  # seeds with an outcome
     planned: int  # seeds
@@ -45,7 +47,7 @@ class VariantSummary:
     test: Summary | None
     control_of: str | None
     compared_with: str  # "" for the baseline
-    difference: Difference | None
+    difference: Estimate | None
     paper: tuple[float, float | None] | None  # mean and standard deviation
 
 
@@ -65,17 +67,34 @@ class PresetSection:
 
     experiment: str
     preset: str
-    overview: Section
     studies: Sequence[StudySection]
+    facts: Mapping[str, str]  # that hold for all studies; empty if an earlier preset has the same ones
+
+
+@dataclass(frozen=True)
+class Tally:
+    """How often TAM or AdaTAM differs from what it is compared with, at an equal effective lr."""
+
+    ahead: int
+    behind: int
+    unclear: int  # the interval includes 0
+
+    @property
+    def total(self) -> int:
+        return self.ahead + self.behind + self.unclear
 
 
 @dataclass(frozen=True)
 class Report:
-    """The report of a results folder."""
+    """The report of a results folder. The answer is two sentences and a forest plot."""
 
     title: str
+    answer: Sequence[str]
+    tally: Tally
+    forest: str  # Markup; "" if nothing was compared
+    notes: Sequence[str]
     presets: Sequence[PresetSection]
 
     @property
-    def sections(self) -> list[Section]:
-        return [section for preset in self.presets for section in (preset.overview, *preset.studies)]
+    def sections(self) -> list[StudySection]:
+        return [section for preset in self.presets for section in preset.studies]

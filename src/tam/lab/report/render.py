@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
@@ -29,9 +30,23 @@ def escape_markdown(value: object) -> str:
     return _MARKDOWN_SPECIAL.sub(lambda match: "\\" + match[0], text)
 
 
+class Address(str):
+    """An address that a link can have as it is."""
+
+
+def quote_address(text: str) -> Address:
+    """Return an address without what could end a link in Markdown."""
+    return Address(quote(text, safe="/:#?&=%~+,"))
+
+
+def _finalize(value: object) -> str:
+    return value if isinstance(value, Address) else escape_markdown(value)
+
+
 _LOADER = PackageLoader("tam.lab.report")
 _HTML = Environment(loader=_LOADER, undefined=StrictUndefined, trim_blocks=True, autoescape=True)
-_MARKDOWN = Environment(loader=_LOADER, undefined=StrictUndefined, trim_blocks=True, finalize=escape_markdown)
+_MARKDOWN = Environment(loader=_LOADER, undefined=StrictUndefined, trim_blocks=True, finalize=_finalize)
+_MARKDOWN.filters["address"] = quote_address
 
 
 def render(template: str, **values: object) -> Markup:
@@ -43,18 +58,31 @@ def render_page(title: str, sections: Sequence[Section]) -> str:
     return render("page.html.j2", title=title, sections=sections)
 
 
+def render_svg(chart: str) -> str:
+    """Return a chart as a file, with the style sheet of the pages."""
+    style = _HTML.get_template("style.css.j2").render()
+    head, _, rest = str(chart).partition(">")
+    return f'{head} xmlns="http://www.w3.org/2000/svg"><style>{style}</style>{rest}\n'
+
+
 def render_html(report: Report) -> str:
-    return render_page(report.title, report.sections)
+    return render("report.html.j2", title=report.title, report=report)
+
+
+def render_text(template: str, **values: object) -> str:
+    """Return a page as Markdown."""
+    return _MARKDOWN.get_template(template).render(values)
 
 
 def render_markdown(report: Report) -> str:
-    """Return the same as Markdown, without charts."""
-    return _MARKDOWN.get_template("page.md.j2").render(title=report.title, sections=report.sections)
+    """Return a report as Markdown, without charts."""
+    return render_text("report.md.j2", report=report)
 
 
 def render_json(report: Report) -> str:
     """Return the model as JSON, without charts. What is not finite is null."""
-    model = asdict(report, dict_factory=lambda items: {k: v for k, v in items if k != "charts"})
+    drawn = ("charts", "forest")
+    model = asdict(report, dict_factory=lambda items: {k: v for k, v in items if k not in drawn})
     return json.dumps(without_nan(model), indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 

@@ -1,10 +1,11 @@
-"""The sections of a report, built from results: tables, sentences, charts and facts."""
+"""The parts of a report, built from results: the answer, tables, curves and facts."""
 
 from __future__ import annotations
 
-import math
+import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import compress
+from itertools import compress, count
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -14,67 +15,101 @@ from tam.lab.core.selection import PresetGroup
 from tam.lab.core.study import Curve, Study, Variant
 from tam.lab.core.toml import read_toml
 from tam.lab.models import MODELS
-from tam.lab.report import comparisons
 from tam.lab.report import statistics as stats
 from tam.lab.report.charts import Series, line_chart, mean_series
-from tam.lab.report.comparisons import StudyResults
-from tam.lab.report.model import PresetSection, Report, Section, StudySection, TableData, VariantSummary
+from tam.lab.report.comparisons import Comparison, StudyResults, describe_study, distinct_comparisons
+from tam.lab.report.forest import forest_plot
+from tam.lab.report.grids import grid_table
+from tam.lab.report.model import PresetSection, Report, StudySection, TableData, Tally, VariantSummary
 
 TEXTS = read_toml(Path(__file__).with_name("texts.toml"))
+HOLLOW = "not at an equal effective lr"
 
 
 def build_report(groups: Sequence[PresetGroup]) -> Report:
     """Return the report of what was run."""
-    return Report("Torque-aware momentum: lab report", [_preset_section(group) for group in groups])
+    every_result = [[StudyResults(plan) for plan in group.plans] for group in groups]
+    flat = [results for of_preset in every_result for results in of_preset]
+    names = dict.fromkeys(name for results in flat for name, one in results.outcomes.items() if one.records)
+    styles = {name: style for style, name in enumerate(names)}  # one look per variant on the whole page
+    anchors = iter(_unique([section_anchor(results.plan) for results in flat]))
+    presets: list[PresetSection] = []
+    for group, of_preset in zip(groups, every_result, strict=True):
+        experiment = group.plans[0].experiment
+        is_first = experiment.name not in {one.experiment for one in presets}
+        studies = [_study_section(results, styles, next(anchors)) for results in of_preset]
+        choices = dict(experiment.choices) if is_first else {}
+        presets.append(PresetSection(experiment.name, group.plans[0].preset, studies, choices))
+    comparisons = distinct_comparisons(flat)
+    tally = _tally(comparisons)
+    rows = [results.forest_row(one, with_preset=len(groups) > 1) for results, one in comparisons]
+    is_small = bool(flat) and all(results.study.small for results in flat)
+    answer = ["This is a small test run.", "Its figures mean nothing."] if is_small else _answer(tally)
+    drawn = [row for row in rows if row is not None]
+    forest = forest_plot(drawn, "Differences in units of the margin", answer[0], HOLLOW) if drawn else ""
+    experiments = ", ".join(dict.fromkeys(one.experiment for one in presets))
+    notes = [*TEXTS["notes"], *_missing_studies(groups)]
+    return Report(f"Torque-aware momentum: {experiments}", answer, tally, forest, notes, presets)
 
 
-def _preset_section(group: PresetGroup) -> PresetSection:
-    name, preset = group.plans[0].experiment.name, group.plans[0].preset
-    studies, rows = [], []
-    for i, results in enumerate(comparisons.compare_studies(group)):
-        study, section = results.study, _study_section(results, f"{name}-{preset}-{results.study.name}-{i}")
-        studies.append(section)
-        direction = "" if study.higher else ", lower is better"
-        rows.append([f"{study.title}: {study.label}{direction}", _rank_variants(study, section.variants)])
-    table = TableData([f"study (preset {preset})", TEXTS["ranking"]], rows, is_prose=True)
-    title, anchor = f"{name}: overview (preset {preset})", f"{name}-{preset}"
-    overview = Section(title=title, anchor=anchor, notes=_notes(group), tables=[table])
-    return PresetSection(name, preset, overview, studies)
+def section_anchor(plan: Plan) -> str:
+    """Return the anchor of a study's section, in plain letters: names can have any text."""
+    name = f"{plan.experiment.name}-{plan.preset}-{plan.study.name}"
+    return re.sub(r"[^A-Za-z0-9.-]+", "-", name)
 
 
-def _notes(group: PresetGroup) -> list[str]:
-    count = sum(len(study.comparisons()) for study in group.planned)
-    n = max(len(study.seeds) for study in group.planned)
-    least = float(f"{stats.needed_standard_errors(n, count):.2g}")
-    preset, missing = group.plans[0].preset, "; ".join(study.title for study in group.not_run)
-    notes = [note.format(preset=preset, count=count, n=n, least=least) for note in TEXTS["notes"]]
-    return [*notes, *([f"Also planned, but not run: {missing}."] if missing else [])]
+def _unique(anchors: Sequence[str]) -> list[str]:
+    """Number the anchors of studies that share one: those of two models, for example."""
+    unique: list[str] = []
+    for anchor in anchors:
+        numbered = (anchor if i == 1 else f"{anchor}-{i}" for i in count(1))
+        unique.append(next(one for one in numbered if one not in unique))
+    return unique
 
 
-def _rank_variants(study: Study, variants: Sequence[VariantSummary]) -> str:
-    """Return each variant with its outcome and verdict, the best first."""
-    ranked = []
-    for one in variants:
-        if one.outcome is not None and not one.control_of:
-            verdict = f" ({_difference_cells(one, study.digits)[-1]})" if one.difference else ""
-            ranked.append((one.outcome.mean, f"{one.name} {one.outcome.format(study.digits)}{verdict}"))
-    if not any(variant.versus for variant in study.variants):  # else each has a counterpart of its own
-        ranked.sort(key=lambda entry: entry[0], reverse=study.higher)
-    return "; ".join(text for _, text in ranked)
+def _missing_studies(groups: Sequence[PresetGroup]) -> list[str]:
+    return [
+        f"Planned in the preset {group.plans[0].preset}, but not run: {'; '.join(titles)}."
+        for group in groups
+        if (titles := [study.title for study in group.not_run])
+    ]
 
 
-def _study_section(results: StudyResults, anchor: str) -> StudySection:
+def _tally(comparisons: Sequence[tuple[StudyResults, Comparison]]) -> Tally:
+    """Count whom the intervals favour at an equal effective lr."""
+    favoured = Counter(
+        results.favours(one.estimate) for results, one in comparisons if one.shape == "square" and one.counts
+    )
+    return Tally(favoured["first"], favoured["second"], favoured[""])
+
+
+def _answer(tally: Tally) -> list[str]:
+    """Return two sentences: how often TAM differs at an equal effective lr, and what that is worth."""
+    if not tally.total:
+        nothing = "No variant of TAM is compared at an equal effective learning rate yet."
+        return [nothing, TEXTS["exploratory"]]
+    comparisons = f"{tally.total} comparison{'s' if tally.total > 1 else ''}"
+    sentence = (
+        f"At an equal effective learning rate, TAM or AdaTAM is ahead in {tally.ahead} of {comparisons} and "
+        f"behind in {tally.behind}; in {tally.unclear} the 95 % interval includes 0."
+    )
+    return [sentence, TEXTS["exploratory"]]
+
+
+def _study_section(results: StudyResults, styles: Mapping[str, int], anchor: str) -> StudySection:
     plan, study, experiment = results.plan, results.study, results.plan.experiment
     smoke = ": a small test run, its figures mean nothing" if study.small else ""
     variants = [_summarise(results, outcome) for outcome in results.outcomes.values()]
     further_tables = [TableData(*table) for table in experiment.extras.tables(plan)]
-    curve_lines = [(curve, [*_curve_lines(results, curve)]) for curve in experiment.curves]
+    curve_lines = [(curve, [*_curve_lines(results, curve, styles)]) for curve in experiment.curves]
     curves = [line_chart(lines, c.title, c.by, c.label, log_y=c.log) for c, lines in curve_lines if lines]
     return StudySection(
-        title=f"{experiment.name}: {study.title} (preset {plan.preset}{smoke})", anchor=anchor,
-        tables=[_variant_table(study, variants), *further_tables],
-        paragraphs=[*comparisons.describe_comparisons(results), *experiment.extras.lines(plan)],
-        charts=[*curves, *experiment.extras.figures(plan)],
+        title=f"{experiment.name}: {study.title} (preset {plan.preset}{smoke})",
+        anchor=anchor,
+        tables=[table for table in (_variant_table(study, variants), grid_table(results)) if table]
+        + further_tables,
+        paragraphs=[*describe_study(results), *experiment.extras.lines(plan)],
+        charts=[*curves, *experiment.extras.figures(plan, styles)],
         facts={name: text for name, text in _facts(results).items() if text},
         study=study.name, outcome=study.label, higher_is_better=study.higher, variants=variants,
     )  # fmt: skip
@@ -83,53 +118,50 @@ def _study_section(results: StudyResults, anchor: str) -> StudySection:
 def _summarise(results: StudyResults, outcome: Outcome) -> VariantSummary:
     study, variant, values = results.study, outcome.variant, outcome.values(results.study.outcome)
     summaries = [stats.summarise([*of.values()]) if of else None for of in (values, outcome.values("test"))]
-    other = study.compared_with(variant)
+    other = variant.control_of or study.compared_with(variant)
     return VariantSummary(
-        name=variant.name, lr=outcome.lr, at_edge=outcome.at_edge, n=len(values), planned=outcome.planned,
-        finished=len(outcome.records), diverged=outcome.diverged, outcome=summaries[0], test=summaries[1],
-        control_of=variant.control_of, compared_with=other, paper=study.paper.get(variant.name),
+        name=variant.name, lr=outcome.lr, effective_lr=results.effective_lr(variant.name),
+        at_edge=outcome.at_edge, n=len(values), planned=outcome.planned, finished=len(outcome.records),
+        diverged=outcome.diverged, outcome=summaries[0], test=summaries[1], control_of=variant.control_of,
+        compared_with=other, paper=study.paper.get(variant.name),
         difference=results.difference(variant.name, other),
     )  # fmt: skip
 
 
 def _variant_table(study: Study, variants: Sequence[VariantSummary]) -> TableData:
-    other = "its counterpart" if any(variant.versus for variant in study.variants) else study.baseline
-    test, paper = study.test_label, "paper"
-    header = ["variant", "lr", "n", study.label, test, f"difference to {other}", "95% interval", "p (Holm)",
-              "verdict", paper]  # fmt: skip
+    test, paper, direction = study.test_label, "paper", "" if study.higher else " (lower is better)"
+    header = ["variant", "lr", "effective lr", "n", f"{study.label}{direction}", test, "compared with",
+              "difference [95 % interval]", paper]  # fmt: skip
     rows = []
     for one in variants:
-        lr = "" if one.lr is None else f"{one.lr:.3g}" + (" (at the edge of its grid)" if one.at_edge else "")
+        lr = "" if one.lr is None else f"{one.lr:.3g}" + (" (edge of its grid)" if one.at_edge else "")
+        effective = "" if one.effective_lr is None else f"{one.effective_lr:.3g}"
         count = f"{one.n} of {one.planned}" + (f", {one.diverged} diverged" if one.diverged else "")
         outcomes = [of.format(study.digits) if of else "" for of in (one.outcome, one.test)]
-        in_paper = " ± ".join(str(value) for value in one.paper or () if value is not None)
         outcomes[0] = outcomes[0] or ("no figure" if one.finished else "not run")
-        rows.append([one.name, lr, count, *outcomes, *_difference_cells(one, study.digits), in_paper])
+        difference = one.difference.format(study.digits) if one.difference else ""
+        in_paper = " ± ".join(str(value) for value in one.paper or () if value is not None)
+        other = one.compared_with if difference else ""
+        rows.append([one.name, lr, effective, count, *outcomes, other, difference, in_paper])
     used = [name not in (test, paper) or any(row[i] for row in rows) for i, name in enumerate(header)]
     return TableData([*compress(header, used)], [[*compress(row, used)] for row in rows])
 
 
-def _difference_cells(variant: VariantSummary, digits: int) -> list[str]:
-    """Return the difference, its interval, p and the verdict."""
-    difference = variant.difference
-    if difference is None:
-        return ["", "", "", f"control of {variant.control_of}" if variant.control_of else ""]
-    middle = f"{difference.mean:+.{digits}f}"
-    if not difference.verdict:
-        return [middle, "", "", difference.explain_no_verdict()]
-    verdict = difference.verdict if difference.n == variant.planned else f"so far {difference.verdict}"
-    return [middle, difference.format_interval(digits), f"{difference.p:.2g}", verdict]
+def _curve_lines(results: StudyResults, curve: Curve, styles: Mapping[str, int]) -> Iterator[Series]:
+    """Return the mean over the seeds of each variant, with a band from the smallest to the largest value.
 
-
-def _curve_lines(results: StudyResults, curve: Curve) -> Iterator[Series]:
-    """Return the mean over the seeds of each variant, with a band from the smallest to the largest value."""
-    for style, (name, outcome) in enumerate(results.outcomes.items()):
+    A diverged run is left out if others are not: one of them would flatten all curves.
+    """
+    for name, outcome in results.outcomes.items():
+        if name in results.duplicates:
+            continue
         by_epoch: dict[float, list[float]] = {}  # not all runs have the metric at all epochs
-        runs = [record.metrics for record in outcome.records.values() if name not in results.duplicates]
+        intact = [record for record in outcome.records.values() if not record.diverged]
+        runs = [record.metrics for record in intact or outcome.records.values()]
         for row in (row for run in runs if run and curve.key in run[0] for row in run if curve.key in row):
             by_epoch.setdefault(row["epoch"], []).append(row[curve.key])
         if by_epoch:
-            yield mean_series(name, dict(sorted(by_epoch.items())), style)
+            yield mean_series(name, dict(sorted(by_epoch.items())), styles[name])
 
 
 def _facts(results: StudyResults) -> dict[str, str]:
@@ -149,14 +181,13 @@ def _facts(results: StudyResults) -> dict[str, str]:
         "workload": _join_settings(study.workload),
         "network": network,
         "variants": "; ".join(map(_describe_variant, study.variants)),
-        "learning rates": "; ".join(_describe_selection(plan, variant) for variant in tuned),
+        "learning rates": "; ".join(_describe_lrs(plan, variant) for variant in tuned),
         "parameters": ", ".join(f"{size:,}" for size in sizes),
         "seeds": ", ".join(map(str, study.seeds)),
-        "margin": f"±{study.margin:g}" if study.margin else "none: equivalence is not tested",
+        "margin": f"±{study.margin:g}" if study.margin else "none",
         "machines": ("; ".join(machines) or "none: no trial of the comparison was run") + period,
         "time": _describe_time([result["timing"] for result in stored]),
-        **({} if study.small else plan.experiment.choices),
-        **study.choices,
+        **{name: text for name, text in study.choices.items() if name != "the paper says"},
     }
 
 
@@ -169,17 +200,11 @@ def _describe_variant(variant: Variant) -> str:
     return f"{variant.name}: {variant.optimizer}" + (f" with {settings}" if settings else "")
 
 
-def _describe_selection(plan: Plan, variant: Variant) -> str:
-    """Return the learning rates of a variant and the scores by which one was selected."""
-    lrs = plan.grid(variant)
-    if len(lrs) == 1:
-        return f"{variant.name} {lrs[0]:.3g} (fixed)"
-    texts = []
-    for lr in lrs:
-        score = plan.tuning_score(variant, lr)
-        figure = "diverged" if score is None or not math.isfinite(score) else f"{score:.{plan.study.digits}f}"
-        texts.append(f"{lr:.3g}: {'not run' if score is None else figure}")
-    return f"{variant.name} with seeds {', '.join(map(str, plan.study.tuning_seeds))}: {', '.join(texts)}"
+def _describe_lrs(plan: Plan, variant: Variant) -> str:
+    """Return the learning rates of a variant. The table of the grids has their scores."""
+    lrs, seeds = plan.grid(variant), ", ".join(map(str, plan.study.tuning_seeds))
+    text = f"{variant.name} {', '.join(f'{lr:.3g}' for lr in lrs)}"
+    return text + (" (fixed)" if len(lrs) == 1 else f" (tuned, seeds {seeds})")
 
 
 def _describe_time(timings: Sequence[Mapping[str, Any]]) -> str:

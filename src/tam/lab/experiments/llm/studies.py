@@ -18,6 +18,7 @@ from tam.lab.core.toml import read_toml
 from tam.lab.experiments.llm import report_extras as extras
 from tam.lab.experiments.llm import trial
 from tam.lab.experiments.llm.mteb.local_data import GENERATED, TASKS
+from tam.lab.experiments.llm.paper_tables.claims import check_two_thirds
 from tam.lab.experiments.llm.variants import ADAMW, ADATAMW, FIFTH, FIVE_TIMES, NO_DECAY, UNTUNED, VARIANTS
 from tam.lab.models.language import TINY, register_model
 
@@ -108,6 +109,7 @@ EXPERIMENT = Experiment(
         RunOption(name="tasks", help="Tasks of MTEB, '' for none. `tam lab score` can add some later.",
                   metavar="NAME,...", resolve=lambda names, out, data_folder: {"tasks": split_names(names)}),
     ),
-    override=override, check=trial.check, claims=(10,), runs_on_ranks=True, one_per_process=True,
+    override=override, check=trial.check, claims=(10,), computed={"mteb-shares": check_two_thirds},
+    runs_on_ranks=True, one_per_process=True,
     extras=ReportExtras(figures=extras.figures, lines=extras.lines, tables=extras.tables),
 )  # fmt: skip

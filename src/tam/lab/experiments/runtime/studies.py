@@ -7,6 +7,9 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
+import torch
+
+from tam import registry
 from tam.lab.core.plan import Plan
 from tam.lab.core.registry import Experiment, ReportExtras
 from tam.lab.core.study import Curve, Metric, Study, Variant
@@ -48,6 +51,23 @@ def lines(plan: Plan) -> list[str]:
 
 FRESH = tuple(range(3, 13))  # seeds that no stored trial has: those have 0 to 2
 
+
+def compare_memory() -> tuple[bool, str, str]:
+    """Return whether TAM and AdaTAM keep what SGDM and Adam keep and one scalar more (claim 22)."""
+
+    def state_bytes(name: str) -> int:
+        torch.manual_seed(0)
+        network = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.Linear(64, 10))
+        network(torch.ones(2, 64)).sum().backward()
+        optimizer = registry.get(name).create(network.parameters(), lr=1e-4)
+        optimizer.step()
+        states = (value for state in optimizer.state.values() for value in state.values())
+        return sum({id(x): x.nbytes for x in states if isinstance(x, torch.Tensor)}.values())
+
+    extra = [state_bytes(ours) - state_bytes(other) for ours, other in (("tam", "sgdm"), ("adatam", "adam"))]
+    return max(extra) <= 4, f"{extra[0]} and {extra[1]} bytes more", "One scalar more than SGDM and Adam"
+
+
 EXPERIMENT = Experiment(
     name="runtime",
     title="Running time (the paper's appendix)",
@@ -63,5 +83,5 @@ EXPERIMENT = Experiment(
     choices=NOTES["choices"],
     curves=tuple(Curve(**curve) for curve in NOTES["curves"]),
     metrics=(Metric("ratio", higher_is_better=False),),
-    claims=(11,), runs_alone=True, extras=ReportExtras(lines=lines),
+    claims=(11, 22), computed={"memory": compare_memory}, runs_alone=True, extras=ReportExtras(lines=lines),
 )  # fmt: skip

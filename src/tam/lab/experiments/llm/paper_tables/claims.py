@@ -78,11 +78,16 @@ def _check_configurations(improvements: Sequence[Improvement]) -> Claim:
     return Claim(PAPER["configurations"], f"averages similar within {SIMILAR}% or better: {parts}", agrees)
 
 
-def _check_shares(claim: ShareClaim, every_share: Iterable[Share]) -> Claim:
-    measured = [one for one in every_share if one.n and (not claim.epochs or one.epochs in claim.epochs)]
+def _test_shares(claim: ShareClaim, shares: Iterable[Share]) -> tuple[list[Share], list[Share], list[Share]]:
+    """Return the settings that a claim is about, those of them where it fails, and its exceptions."""
+    measured = [one for one in shares if one.n and (not claim.epochs or one.epochs in claim.epochs)]
     tested = [share for share in measured if not _fits(share, claim.excepted)]
     failed = [share for share in tested if share.counts[claim.kind] <= Fraction(claim.bound) * share.n]
-    excepted = [share for share in measured if _fits(share, claim.excepted)]
+    return tested, failed, [share for share in measured if _fits(share, claim.excepted)]
+
+
+def _check_shares(claim: ShareClaim, shares: Iterable[Share]) -> Claim:
+    tested, failed, excepted = _test_shares(claim, shares)
     passes = len(tested) - len(failed)
     evidence = f"{comparison.describe_kind(claim.kind)} on more than {claim.bound} of the datasets"
     evidence += f" in {passes} of {len(tested)} settings"
@@ -130,4 +135,17 @@ def _check_base_and_large(improvements: Iterable[Improvement]) -> Claim:
         PAPER["base_and_large"],
         f"the improvement of RoBERTa-base is the larger in {higher} of {len(both)} configurations",
         2 * higher > len(both) if both else None,
+    )
+
+
+def check_two_thirds() -> tuple[bool, str, str]:
+    """Return whether the paper's tables bear claim 10: higher scores on over two thirds of the datasets."""
+    claim = next(ShareClaim(**one) for one in PAPER["shares"] if one["kind"] == "better")
+    tested, failed, _ = _test_shares(claim, comparison.shares(comparison.read_rows(comparison.MTEB)))
+    figure = ", ".join(comparison.format_percent(one.percent(claim.kind), "{:.0f}") for one in failed)
+    counts = f"{len(failed)} of {len(tested)} settings"
+    return (
+        not failed,
+        f"{figure} % in {counts}" if failed else counts,
+        f"Too few datasets in {counts}",
     )

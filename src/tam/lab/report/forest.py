@@ -1,0 +1,72 @@
+"""Forest plots: differences in units of their margin, one row per comparison, with intervals."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from markupsafe import Markup
+
+from tam.lab.report.render import render
+
+Shape = Literal["square", "hollow", "triangle", "diamond"]
+LIMIT = 5.0  # margins: what lies beyond is drawn as an arrow
+LEFT, RIGHT = 256, 436  # of the plot, in pixels; the text is on its right
+ROW, TOP = 34, 62
+LEGEND: Mapping[Shape, str] = {
+    "square": "equal effective lr", "hollow": "equal lr",
+    "triangle": "against another seed's damping", "diamond": "the paper's figure",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A difference and its interval, divided by the margin. NaN: no interval."""
+
+    shape: Shape
+    x: float
+    low: float = math.nan
+    high: float = math.nan
+    is_pilot: bool = False
+
+    @property
+    def has_interval(self) -> bool:
+        return not math.isnan(self.low + self.high)
+
+
+@dataclass(frozen=True)
+class ForestRow:
+    """One line of the plot: two lines of text, the marks, the figures and the verdict."""
+
+    label: str
+    detail: str
+    marks: Sequence[Mark]
+    text: str
+    n: str = ""
+    verdict: str = ""
+    is_stand_in: bool = False
+
+
+def forest_plot(
+    rows: Sequence[ForestRow], title: str, description: str, hollow: str = LEGEND["hollow"]
+) -> Markup:
+    """Return the plot as an `<svg>` element. `hollow` says what a hollow square is."""
+    shapes = {mark.shape for row in rows for mark in row.marks}
+    texts: dict[Shape, str] = {**LEGEND, "hollow": hollow}
+    legend = {shape: text for shape, text in texts.items() if shape in shapes}
+    if any(mark.is_pilot for row in rows for mark in row.marks):
+        legend["square"] += " (dashed: pilot runs)"
+    bottom = TOP + ROW * len(rows)
+    return render(
+        "forest.svg.j2", rows=rows, title=title, description=description, legend=legend, position=_position,
+        left=LEFT, right=RIGHT, top=TOP, row_height=ROW, bottom=bottom, limit=LIMIT,
+        height=bottom + 46 + 18 * len(legend),
+    )  # fmt: skip
+
+
+def _position(x: float) -> float:
+    """Return the pixel of a difference in margins, clipped to the plot."""
+    clipped = max(-LIMIT, min(LIMIT, x))
+    return LEFT + (clipped + LIMIT) / (2 * LIMIT) * (RIGHT - LEFT)
