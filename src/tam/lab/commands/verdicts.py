@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from tam.lab.core.errors import LabError
 from tam.lab.core.store import write_whole
 
 RESULTS = "Run folders, packed files, or folders that hold packed files."
