@@ -21,7 +21,8 @@ Commands:
 """
 EXTRAS = {
     "PIL": "lab", "numpy": "demo", "pandas": "llm", "ray": "ray", "rich": "demo", "scipy": "lab",
-    "sklearn": "demo", "timm": "timm", "torch_geometric": "graph", "transformers": "llm", "typer": "demo",
+    "sklearn": "demo", "timm": "timm", "tomli": "demo", "torch_geometric": "graph",
+    "transformers": "llm", "typer": "demo",
 }  # fmt: skip
 
 

@@ -14,8 +14,6 @@ import typer
 import typer.main
 from typer.core import TyperGroup
 
-from tam.lab.core.registry import import_packages
-
 COMMANDS = {
     "list": "list:list_experiments",
     "run": "run:app",
@@ -40,6 +38,8 @@ def load(summary: str) -> object:
 
     A package of an experiment declares commands like this module: `COMMANDS = {"score": "commands:score"}`.
     """
+    from tam.lab.core.registry import import_packages  # `tam --help` needs none of the lab's modules
+
     targets = {path: f"{__package__}.{target}" for path, target in COMMANDS.items()}
     for package_name, package in import_packages().items():
         for path, target in getattr(package, "COMMANDS", {}).items():

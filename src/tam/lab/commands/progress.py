@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping
-from contextlib import ExitStack
 from statistics import mean
 
 from rich.console import Console
@@ -41,14 +40,13 @@ class TrialProgress:
         return ", ".join(f"{one.key} {value:{one.format}}" for one, value in values if value is not None)
 
 
-class ProgressDisplay(ExitStack):
+class ProgressDisplay:
     """Shows events. A context."""
 
     def __init__(self, quiet: bool = False) -> None:
-        super().__init__()
         self.console = Console(stderr=True, quiet=quiet)
-        live = Live(console=self.console, refresh_per_second=2, transient=True)
-        self.live = self.enter_context(live) if self.console.is_terminal else None
+        terminal = self.console.is_terminal
+        self.live = Live(console=self.console, refresh_per_second=2, transient=True) if terminal else None
         self.running: dict[str, TrialProgress] = {}
         self.announced: set[str] = set()  # keys of trials whose start was shown
         self.failures: set[str] = set()  # messages that were shown
@@ -57,6 +55,15 @@ class ProgressDisplay(ExitStack):
         self.durations: list[float] = []  # seconds per trial, of those that are finished
         self.concurrency, self.last_change = 1, time.monotonic()
         self.best: tuple[float, str] | None = None  # a score, the higher the better, and a text
+
+    def __enter__(self) -> ProgressDisplay:
+        if self.live is not None:
+            self.live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.live is not None:
+            self.live.stop()
 
     def __call__(self, event: events.Event) -> None:
         """Show an event."""

@@ -63,8 +63,10 @@ class TrialConfig:
         defaults = {f.name: f.default for f in fields(self)}
         name = registry.get(self.optimizer).name
         fixed = CANONICAL_DEFAULTS.get(name, {})
-        given = {k: list(v) if isinstance(v, tuple) else v for k, v in self.options.items() if v is not None}
-        options = {k: v for k, v in given.items() if k not in fixed or v != fixed[k]}
+        written = {
+            k: list(v) if isinstance(v, tuple) else v for k, v in self.options.items() if v is not None
+        }
+        options = {k: v for k, v in written.items() if k not in fixed or v != fixed[k]}
         values = {**asdict(self), "lr": float(self.lr), "optimizer": name, "options": options}
         return {k: v for k, v in values.items() if k in self.always_stored or (v != defaults[k] and v != {})}
 

@@ -63,7 +63,7 @@ class Experiment:
     curves: tuple[Curve, ...]
     metrics: tuple[Metric, ...] = ()  # those that progress lines show, in this order
     options: tuple[RunOption, ...] = ()
-    data_fields: tuple[str, ...] = ("data",)  # of the config: they name the data sets that a trial needs
+    data_fields: tuple[str, ...] = ()  # of the config: they name the data sets that a trial needs
     check: Callable[[Any, Path], None] = lambda config, data_folder: None  # raises if more is missing
     claims: tuple[int, ...] = ()  # of the paper, by number (docs/registered.md)
     # What decides a claim without runs, by name: returns whether it holds, a figure and a reason.
@@ -80,10 +80,8 @@ class Experiment:
 
     def data_sets(self, config: TrialConfig) -> list[str]:
         """Return the data sets that a trial needs. Generated data is none."""
-        from tam.lab.data.files import SETS  # with what reads images: `tam lab --help` needs none of that
-
-        names = [str(getattr(config, field, "")) for field in self.data_fields]
-        return [name for name in names if name in SETS]
+        names = [str(getattr(config, name)) for name in self.data_fields]
+        return [name for name in names if name != "generated"]
 
 
 @cache

@@ -190,6 +190,8 @@ def _expand(path: Path) -> str:
         text = decompressor.decompress(file.read(MAX_BYTES), max_length=MAX_BYTES + 1)
         if len(text) > MAX_BYTES:
             raise ValueError(f"it expands to more than {MAX_BYTES >> 20} MiB")
+        if not decompressor.eof and file.read(1):
+            raise ValueError(f"it has more than {MAX_BYTES >> 20} MiB")
         if not decompressor.eof:
             raise EOFError("it was cut, or is no file of `tam lab pack`")
         if decompressor.unused_data or file.read(1):

@@ -55,8 +55,12 @@ class Selection:
         values |= {name: stored[key] for name, (key, _) in STORED_FIELDS.items() if key in stored}
         for name, value in values.items():
             key, kind = STORED_FIELDS[name]
-            if not isinstance(value, kind):
+            is_text = not isinstance(value, list) or all(isinstance(one, str) for one in value)
+            if not isinstance(value, kind) or not is_text:
                 raise TypeError(f"{key!r} is of a wrong type")
+        for name in ("experiment", "preset"):
+            if name not in values:
+                raise ValueError(f"{name!r} is missing")
         return cls(**values)
 
 

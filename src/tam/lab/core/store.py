@@ -224,7 +224,10 @@ def _is_number(value: Any) -> bool:
 def read_metrics(path: Path, epochs: int | None = None) -> list[dict[str, Any]]:
     """Return the rows of a metrics file. A finished trial has one for each of its `epochs`."""
     with _explained_read_errors(path, RERUN):
-        rows = parse_rows(path.read_bytes() if path.exists() else b"")
+        try:
+            rows = parse_rows(path.read_bytes())
+        except FileNotFoundError:
+            rows = []
         check_rows(rows, epochs)
         return rows
 

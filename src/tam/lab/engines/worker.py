@@ -55,12 +55,12 @@ def run_trial(job: Job, location: RunLocation, on_event: EventHandler) -> Iterat
                 if progress is not None:
                     report_epoch(progress)
                 yield True
-    except BusyError as error:
-        ending = events.TrialBusy(job, str(error))
     except Exception as error:
         if has_begun and "CUDA error" in str(error):
             raise  # the process can do no more on that device: another one takes over
         ending = events.TrialFailed.from_error(job, error)
+        if isinstance(error, BusyError) and not has_begun:
+            ending = events.TrialBusy(job, str(error))
     on_event(ending)
 
 

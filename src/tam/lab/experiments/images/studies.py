@@ -39,7 +39,7 @@ def image_experiment(**declared: Any) -> Experiment:
     """Return an experiment whose trials are those of image classification."""
     common: dict[str, Any] = {
         "run": trial.run, "config": trial.Config, "check": trial.check, "choices": CHOICES,
-        "curves": presets.CURVES, "metrics": METRICS,
+        "curves": presets.CURVES, "metrics": METRICS, "data_fields": ("data",),
         "extras": ReportExtras(figures=damping_charts.distribution),
     }  # fmt: skip
     return Experiment(**{**common, **declared})

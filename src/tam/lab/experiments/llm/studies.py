@@ -109,7 +109,7 @@ EXPERIMENT = Experiment(
         RunOption(name="tasks", help="Tasks of MTEB, '' for none. `tam lab score` can add some later.",
                   metavar="NAME,...", resolve=lambda names, out, data_folder: {"tasks": split_names(names)}),
     ),
-    override=override, check=trial.check, claims=(10,), computed={"mteb-shares": check_two_thirds},
-    runs_on_ranks=True, one_per_process=True,
+    override=override, data_fields=("data",), check=trial.check, claims=(10,),
+    computed={"mteb-shares": check_two_thirds}, runs_on_ranks=True, one_per_process=True,
     extras=ReportExtras(figures=extras.figures, lines=extras.lines, tables=extras.tables),
 )  # fmt: skip

@@ -120,6 +120,6 @@ EXPERIMENT = Experiment(
     choices=NOTES["choices"],
     curves=tuple(Curve(**curve) for curve in NOTES["curves"]),
     metrics=(Metric("online", ".2f", higher_is_better=True), Metric("alignment", "+.3f")),
-    claims=(12, 13, 14),
+    data_fields=("data",), claims=(12, 13, 14),
     population=Population(trial.run_together, trial.kind_of), extras=ReportExtras(lines=plasticity_lines),
 )  # fmt: skip
