@@ -96,11 +96,11 @@ def compare_jumps(ours: Mapping[int, float], theirs: Mapping[int, float], last: 
     """Return the mean delay of an event, censored at the last epoch, with p of the log-rank test.
 
     An event that was not seen is infinite. The interval says what the test says: it excludes 0 if p is at
-    most 0.05.
+    most 0.05 (and the mean is not 0, which would leave no side).
     """
     from scipy.stats import CensoredData, logrank
 
-    if min(len(ours), len(theirs)) < 2:
+    if min(len(ours), len(theirs)) < 2 or not ours.keys() & theirs.keys():
         return None
     samples = [
         CensoredData(
@@ -110,9 +110,10 @@ def compare_jumps(ours: Mapping[int, float], theirs: Mapping[int, float], last: 
         for side in (ours, theirs)
     ]
     delays = [min(ours[seed], last) - min(theirs[seed], last) for seed in ours.keys() & theirs.keys()]
-    mean, p = fmean(delays), float(logrank(*samples).pvalue)
+    was_seen = any(map(math.isfinite, (*ours.values(), *theirs.values())))
+    mean, p = fmean(delays), float(logrank(*samples).pvalue) if was_seen else math.nan
     low, high = (-math.inf, math.inf)
-    if p <= LEVEL:
+    if p <= LEVEL and mean:
         low, high = (math.ulp(0.0), math.inf) if mean > 0 else (-math.inf, -math.ulp(0.0))
     return Estimate(mean, low, high, p, len(delays))
 
