@@ -1,4 +1,4 @@
-"""The charts: well-formed whatever they are given, and showing what they were given."""
+"""The charts: well-formed for any values, and showing what they were given."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tam.lab.report.charts import MAX_HOVERS, Series, line_chart
+from tam.lab.report.charts import MAX_HOVERS, STYLE_COUNT, Bar, Series, bar_chart, line_chart
 from tam.lab.report.render import render_page
 
 NAN = math.nan
@@ -26,6 +26,11 @@ def of_class(svg: ElementTree.Element, name: str) -> list[ElementTree.Element]:
 
 def texts(svg: ElementTree.Element) -> list[str]:
     return [e.text or "" for e in svg.iter("text")]
+
+
+def hovers(svg: ElementTree.Element) -> list[str]:
+    """Return what is shown when a point is pointed at."""
+    return [e.text or "" for circle in svg.iter("circle") for e in circle.iter("title")]
 
 
 @pytest.mark.parametrize("log_y", [False, True])
@@ -82,15 +87,16 @@ def test_log_axis_has_equal_steps_for_equal_factors() -> None:
 def test_band_and_hover_show_low_and_high() -> None:
     svg = chart(Series("a", [1, 2], [1, 2], [0.5, 1.5], [1.5, 2.5]))
     assert len(of_class(svg, "band")) == 1
-    assert [e.text for e in svg.iter("title")] == ["a, x 1: 1 (0.5 to 1.5)", "a, x 2: 2 (1.5 to 2.5)"]
+    assert hovers(svg) == ["a, x 1: 1 (0.5 to 1.5)", "a, x 2: 2 (1.5 to 2.5)"]
 
 
-def test_style_follows_the_place_unless_given() -> None:
-    svg = chart(
-        Series("a", [1, 2], [1, 2]), Series("b", [1, 2], [1, 2]), Series("c", [1, 2], [1, 2], style=5)
-    )
-    found = [e.attrib["class"] for e in svg.iter("polyline")]
-    assert found == ["line s0", "line s1", "line s5"]
+@pytest.mark.parametrize(
+    "styles, looks",
+    [([None, None, 5], ["s0", "s1", "s5"]), ([None, 0, 2, None], ["s1", "s0", "s2", "s3"]), ([50], ["s2"])],
+)
+def test_a_line_has_its_style_or_the_first_free_one(styles: list[int | None], looks: list[str]) -> None:
+    svg = chart(*(Series(f"{i}", [1, 2], [1, 2], style=style) for i, style in enumerate(styles)))
+    assert [e.attrib["class"] for e in svg.iter("polyline")] == [f"line {look}" for look in looks]
 
 
 def test_more_series_than_styles() -> None:
@@ -98,11 +104,11 @@ def test_more_series_than_styles() -> None:
     assert {f"series {i}" for i in range(40)} <= set(texts(svg))
 
 
-def test_more_series_than_colours_are_told_apart() -> None:
-    svg = chart(*(Series(f"series {i}", [0, 1], [i, i + 1]) for i in range(24)))
+def test_more_series_than_colours_look_different() -> None:
+    svg = chart(*(Series(f"series {i}", [0, 1], [i, i + 1]) for i in range(STYLE_COUNT)))
     classes = [e.attrib["class"].split()[1] for e in svg.iter("polyline")]
     looks = dict(re.findall(r"\.(s\d+) (\{.*?\})", render_page("", [])))  # a colour and dashes, by class
-    assert len({looks[name] for name in classes}) == 24
+    assert len({looks[name] for name in classes}) == STYLE_COUNT >= 24
 
 
 def test_text_is_escaped() -> None:
@@ -110,6 +116,17 @@ def test_text_is_escaped() -> None:
     svg = ElementTree.fromstring(line_chart([Series(bad, [1, 2], [1, 2])], bad, bad, bad))
     assert texts(svg).count(bad) == 4
     assert svg.get("aria-label") == bad
+    assert (svg[0].text, svg[1].text) == (bad, f"{bad} against {bad}: {bad}")
+
+
+def test_a_screen_reader_has_a_title_and_a_description() -> None:
+    lines = ElementTree.fromstring(line_chart([Series("a", [1], [1]), Series("b", [1], [1])], "t", "x", "y"))
+    bars = ElementTree.fromstring(
+        bar_chart([Bar("row", [0, 1], [0], "1")], "t", "x", {"first": 0, "second": 1})
+    )
+    for svg, description in ((lines, "y against x: a; b"), (bars, "x: first; second")):
+        assert [(e.tag, e.text) for e in svg[:2]] == [("title", "t"), ("desc", description)]
+        assert svg.get("role") == "img"
 
 
 @pytest.mark.parametrize(
@@ -151,7 +168,7 @@ def test_ticks_are_few_and_distinct(low: float, span: float, log_y: bool) -> Non
 def test_a_line_has_few_hover_targets_and_one_for_its_last_value() -> None:
     n = 10 * MAX_HOVERS + 3
     svg = chart(Series("a", range(n), [i**0.5 for i in range(n)]), Series("b", [1, 2], [3, 4]))
-    names = [e.text or "" for e in svg.iter("title")]
+    names = hovers(svg)
     assert sum(name.startswith("a") for name in names) == MAX_HOVERS
     assert names[0].startswith("a, x 0:") and names[MAX_HOVERS - 1].startswith(f"a, x {n - 1}:")
     assert sum(name.startswith("b") for name in names) == 2

@@ -38,9 +38,13 @@ class RunOption:
 
 @dataclass(frozen=True, kw_only=True)
 class ReportExtras:
-    """What a report shows of an experiment besides tables and curves. Each takes a `Plan`."""
+    """What a report shows of an experiment besides tables and curves. Each takes a `Plan`.
 
-    figures: Callable[[Any], Sequence[str]] = lambda plan: ()  # charts; what is not Markup is escaped
+    `figures` also takes the style number of each variant, so a variant looks the same in all charts. It
+    returns charts; what is not Markup is escaped.
+    """
+
+    figures: Callable[[Any, Mapping[str, int]], Sequence[str]] = lambda plan, styles: ()
     lines: Callable[[Any], Sequence[str]] = lambda plan: []
     tables: Callable[[Any], list[Table]] = lambda plan: []
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby, pairwise
+from itertools import count, groupby, pairwise
 from statistics import fmean
 from typing import NamedTuple
 
@@ -19,7 +19,7 @@ from markupsafe import Markup
 
 from tam.lab.report.render import render
 
-STYLE_COUNT = 24  # in the style sheet
+STYLE_COUNT = 48  # in the style sheet
 WIDTH, _HEIGHT = 560, 330  # the plot with its title and axes; the legend comes below
 MAX_HOVERS = 20  # hover targets per line
 _TOLERANCE = 0.1  # in pixels: points are left out while the line moves by less than that
@@ -31,8 +31,8 @@ Row = tuple[float, ...]  # x first
 class Series:
     """A line, with a band if it has `low` and `high`. Values that are not finite leave gaps.
 
-    `style` numbers the colour and dash pattern; by default it is the line's place in the chart. Set it to
-    keep a line's look from chart to chart.
+    `style` numbers the colour and dash pattern; by default it is the first one that no other line of the
+    chart has. Set it to keep a line's look from chart to chart.
     """
 
     name: str
@@ -78,7 +78,9 @@ def line_chart(
     columns = [column for s in series for column in (s.y, s.low, s.high) if column is not None]
     x_axis = Axis([v for s in series for v in s.x], 62, WIDTH - 22, margin=0.04 * log_x, log=log_x)
     y_axis = Axis([v for column in columns for v in column], _HEIGHT - 46, 34, margin=0.04, log=log_y)
-    styled = [((i if s.style is None else s.style) % STYLE_COUNT, s) for i, s in enumerate(series)]
+    taken = {s.style for s in series if s.style is not None}
+    free = (style for style in count() if style not in taken)
+    styled = [((next(free) if s.style is None else s.style) % STYLE_COUNT, s) for s in series]
     bands = [(style, outline) for style, s in styled for outline in _bands(s, x_axis, y_axis)]
     lines = [(style, _thin(rows)) for style, s in styled for rows in _stretches(x_axis, y_axis, s.x, s.y)]
     hovers = [hover for s in series for hover in _hovers(s, x_axis, y_axis, x_label)]
@@ -166,8 +168,8 @@ def _bands(s: Series, x_axis: Axis, y_axis: Axis) -> Iterator[list[Row]]:
 
 def _hovers(s: Series, x_axis: Axis, y_axis: Axis, x_label: str) -> Iterator[tuple[float, float, str]]:
     """Return targets that show a value when they are pointed at, evenly spaced, the last one included."""
-    last, count = len(s.x) - 1, min(len(s.x), MAX_HOVERS)
-    for i in (last * place // max(1, count - 1) for place in range(count)):
+    last, targets = len(s.x) - 1, min(len(s.x), MAX_HOVERS)
+    for i in (last * place // max(1, targets - 1) for place in range(targets)):
         x, y = s.x[i], s.y[i]
         if x_axis.draws(x) and y_axis.draws(y):
             spread = "" if s.low is None or s.high is None else f" ({s.low[i]:.4g} to {s.high[i]:.4g})"

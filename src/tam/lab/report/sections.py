@@ -81,7 +81,7 @@ def _study_section(results: StudyResults, styles: Mapping[str, int]) -> StudySec
         anchor=f"{experiment.name}-{plan.preset}-{study.name}",
         tables=[_variant_table(study, variants), *_grid_table(results), *further_tables],
         paragraphs=[*describe_study(results), *experiment.extras.lines(plan)],
-        charts=[*curves, *experiment.extras.figures(plan)],
+        charts=[*curves, *experiment.extras.figures(plan, styles)],
         facts={name: text for name, text in _facts(results).items() if text},
         study=study.name, outcome=study.label, higher_is_better=study.higher, variants=variants,
     )  # fmt: skip

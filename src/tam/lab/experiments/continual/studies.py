@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from statistics import mean
 from typing import Any
@@ -114,13 +115,16 @@ def accuracy_tables(plan: Plan) -> list[Table]:
     return tables
 
 
-def final_accuracy_chart(plan: Plan) -> list[str]:
+def final_accuracy_chart(plan: Plan, styles: Mapping[str, int]) -> list[str]:
     """Return a chart of the accuracies after the last experience, with the paper's."""
     final = {name: matrix[-1] for name, matrix in mean_matrices(plan).items()}
     if plan.study.paper:
         paper = paper_rows(str(plan.study.workload["method"]))
         final |= {f"{name}, the paper's": list(row) for name, row in paper.items()}
-    series = [Series(name, [j + 1.0 for j in range(len(row))], row) for name, row in final.items()]
+    series = [
+        Series(name, [j + 1.0 for j in range(len(row))], row, style=styles.get(name))
+        for name, row in final.items()
+    ]
     title = "Accuracy after the last experience"
     return [line_chart(series, title, "experience", "accuracy (%)")] if series else []
 

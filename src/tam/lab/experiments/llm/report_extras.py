@@ -105,7 +105,7 @@ def _format_difference(pairs: Mapping[int, tuple[float, float]]) -> str:
     return f"{mean(values):+.2f} ({each})"
 
 
-def figures(plan: Plan) -> Sequence[str]:
+def figures(plan: Plan, styles: Mapping[str, int]) -> Sequence[str]:
     """Return the paper's figures: once per model from our runs, once per preset from its tables."""
     charts = []
     if plan.study.name == plans_of_model(plan)[0].study.name:  # all epochs of a model are shown there

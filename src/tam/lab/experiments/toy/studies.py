@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from torch import Tensor
@@ -24,6 +24,7 @@ CHOICES = {
 TAM = Variant("TAM", "tam", (0.2,))
 ARROW_LR = 0.2  # momenta are drawn as steps of this lr
 TITLES = {"sgdm": "SGDM", "tam": "TAM, twice"}
+VARIANTS = {"sgdm": "SGDM", "tam": "TAM"}
 ANGLES = [float(angle) for angle in range(0, 181, 5)]
 
 
@@ -39,45 +40,46 @@ def study(surface: str) -> Study:
     )  # fmt: skip
 
 
-def figures(plan: Plan) -> Sequence[str]:
+def figures(plan: Plan, styles: Mapping[str, int]) -> Sequence[str]:
     """Return charts: momenta along an SGD trajectory, |m| by the angle, and the trials' trajectories."""
     momenta = trial.momenta_along_trajectory(str(plan.study.workload["surface"]))
     steps = [float(i + 1) for i in range(len(momenta["sgdm"]))]
-    sizes = [Series(TITLES[k], steps, [float(m.norm()) for m in momenta[k]]) for k in TITLES]
-    turns = [Series(TITLES[k], steps[1:], trial.turning_angles(momenta[k])) for k in TITLES]
+    looks = {k: styles.get(name) for k, name in VARIANTS.items()}
+    sizes = [Series(TITLES[k], steps, [float(m.norm()) for m in momenta[k]], style=looks[k]) for k in TITLES]
+    turns = [Series(TITLES[k], steps[1:], trial.turning_angles(momenta[k]), style=looks[k]) for k in TITLES]
     sgdm, tam = (trial.size_by_angle(name, ANGLES) for name in ("sgdm", "tam"))
     by_angle = [
         Series("SGDM, half", ANGLES, [size / 2 for size in sgdm]),
-        Series("TAM", ANGLES, tam),
-        Series("SGDM", ANGLES, sgdm),
+        Series("TAM", ANGLES, tam, style=looks["tam"]),
+        Series("SGDM", ANGLES, sgdm, style=looks["sgdm"]),
     ]
     return [
-        line_chart(_arrows(momenta), "Momenta along one SGD trajectory, as steps", "x", "y"),
+        line_chart(_arrows(momenta, looks), "Momenta along one SGD trajectory, as steps", "x", "y"),
         line_chart(sizes, "|m| along one SGD trajectory", "step", "|m|"),
         line_chart(turns, "Turn of m from step to step", "step", "degrees"),
         line_chart(by_angle, "|m| after a gradient at an angle, |m| = |g| = 1 before", "degrees", "|m|"),
-        line_chart(_paths(plan), "Trajectories of the first seed", "x", "y"),
+        line_chart(_paths(plan, styles), "Trajectories of the first seed", "x", "y"),
     ]
 
 
-def _arrows(momenta: dict[str, list[Tensor]]) -> list[Series]:
+def _arrows(momenta: dict[str, list[Tensor]], looks: Mapping[str, int | None]) -> list[Series]:
     """Return the trajectory, and from every fifth point on it the step each momentum would make."""
     points = momenta["trajectory"]
     series = [Series("SGD's trajectory", [float(x[0]) for x in points], [float(x[1]) for x in points])]
     for key, title in TITLES.items():
         ends = [(x, x - ARROW_LR * m) for x, m in zip(points[::5], momenta[key][::5], strict=True)]
         x, y = ([value for a, b in ends for value in (float(a[i]), float(b[i]), math.nan)] for i in (0, 1))
-        series.append(Series(title, x, y))
+        series.append(Series(title, x, y, style=looks[key]))
     return series
 
 
-def _paths(plan: Plan) -> list[Series]:
+def _paths(plan: Plan, styles: Mapping[str, int]) -> list[Series]:
     series = []
-    for style, outcome in enumerate(plan.outcomes()):
+    for outcome in plan.outcomes():
         rows = next(iter(outcome.records.values())).metrics if outcome.records else []
         if rows:
             x, y = [row["x"] for row in rows], [row["y"] for row in rows]
-            series.append(Series(outcome.variant.name, x, y, style=style))
+            series.append(Series(outcome.variant.name, x, y, style=styles.get(outcome.variant.name)))
     return series
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from statistics import mean, median
 from typing import NamedTuple
 
@@ -97,12 +97,13 @@ def _barrier_lines(plan: Plan) -> list[str]:
     return lines
 
 
-def barrier_charts(plan: Plan) -> list[Markup]:
-    """Return charts of the barriers against the epoch of the fork."""
+def barrier_charts(plan: Plan, styles: Mapping[str, int]) -> list[Markup]:
+    """Return charts of the barriers against the epoch of the fork, with the looks of each first fork."""
     outcomes = [outcome for outcome in plan.outcomes() if outcome.records]
     if not outcomes or plan.study.outcome != "barrier":
         return []
-    charts = []
+    names = [outcome.variant.name for outcome in reversed(outcomes)]
+    charts, looks = [], {name.split(",")[0]: styles.get(name) for name in names}
     for key, title in BARRIERS.items():
         heights: dict[str, dict[float, list[float]]] = {}  # by optimizer and epoch
         for outcome in outcomes:
@@ -110,6 +111,6 @@ def barrier_charts(plan: Plan) -> list[Markup]:
             by_epoch, values = heights.setdefault(name, {}), list(outcome.values(key).values())
             if values:
                 by_epoch[at] = values
-        series = [mean_series(name, by_epoch) for name, by_epoch in heights.items()]
+        series = [mean_series(name, by_epoch, looks[name]) for name, by_epoch in heights.items()]
         charts.append(line_chart(series, f"Barrier: {title}", "epoch of the fork", "barrier"))
     return charts
