@@ -54,8 +54,9 @@ def test_the_report_has_tables_and_curves_and_needs_no_network(folder: Path, tmp
         code, output = tam_lab("report", folder, "-o", target)
         assert code == 0 and output.strip().endswith(target.name)
     html = page.read_text(encoding="utf-8")
-    assert html.count("<svg ") == html.count("</svg>") == 7  # loss, accuracy, s, |g|, d in three parts
-    assert not re.search(r'https?:|src=|href="[^#]|url\(|@import', html)
+    charts = 8  # the forest plot, loss, accuracy, s, |g|, and d in three parts
+    assert html.count("<svg ") == html.count("</svg>") == html.count("<desc") == charts
+    assert not re.search(r'https?:|src=|href="[^#]|url\((?!#)|@import', html)
     parser = Tags()
     parser.feed(html.replace("<!doctype html>", ""))
     markdown = text.read_text(encoding="utf-8")
@@ -64,7 +65,8 @@ def test_the_report_has_tables_and_curves_and_needs_no_network(folder: Path, tmp
         mean = shown_mean(plan, variant.name)
         assert f"<td>{variant.name.replace(chr(39), '&#39;')}</td>" in html
         assert re.search(rf"\| {re.escape(variant.name)} \| .* \| 2 of 2 \| {mean}", markdown)
-        assert not variant.control_of or f"{variant.control_of} minus {variant.name}: " in markdown
+        other = plan.study.compared_with(variant) or variant.control_of
+        assert not other or re.search(rf"\| {re.escape(variant.name)} \| .* \| {other} \| [+-]\d", markdown)
     assert "its figures mean nothing" in markdown and "torch" in markdown
 
 
@@ -90,7 +92,7 @@ def test_the_report_in_a_browser(folder: Path, tmp_path: Path) -> None:
         [*command, "--dump-dom", page.as_uri()], capture_output=True, text=True, timeout=120
     )
     assert done.returncode == 0, done.stderr
-    assert done.stdout.count("<svg") == 7 and "difference to SGDM" in done.stdout
+    assert done.stdout.count("<svg") == 8 and "difference [95 % interval]" in done.stdout
     shot = tmp_path / "shot.png"
     size = ["--window-size=1200,2400", f"--screenshot={shot}"]
     done = subprocess.run([*command, *size, page.as_uri()], capture_output=True, text=True, timeout=120)

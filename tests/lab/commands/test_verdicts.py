@@ -60,6 +60,13 @@ def test_the_pages_agree(pages: Path) -> None:
     assert len(rows) == len(claims["claims"])
 
 
+def test_links_lead_to_sections_of_reports(pages: Path) -> None:
+    links = re.findall(r"\]\(([^)#]*report\.md)#([^)]*)\)", (pages / "claims.md").read_text())
+    assert len(links) >= 5
+    for path, anchor in links:
+        assert f'<a id="{anchor}"></a>' in (pages / path).read_text(encoding="utf-8")
+
+
 def test_pages_are_deterministic(pages: Path, tmp_path: Path) -> None:
     """The order in which results are given makes no difference."""
     folders = sorted((path.parent for path in RESULTS.rglob(PACKED_FILE)), reverse=True)

@@ -225,7 +225,7 @@ def test_diverged_forks_have_no_figure_in_the_report(tmp_path: Path) -> None:
     diverged = {"barrier": nan, "barrier_train": nan, **lines, "diverged": True}
     plan = write_results(tmp_path, study, name, [dict(diverged), dict(diverged)])
     text = render_markdown(build_report([PresetGroup([plan], ())]))
-    assert f"| {name} | 0.1 | 0 of 2, 2 diverged | no figure |" in text
+    assert f"| {name} | 0.1 | 0.1 | 0 of 2, 2 diverged | no figure |" in text
     assert ": .\n" not in text and "at an end" not in text.split("- **")[0]
 
 

@@ -1,7 +1,10 @@
-"""Made-up results of one study, in memory."""
+"""Made-up results of one study, in memory, and what to read from a report."""
 
 from __future__ import annotations
 
+import html
+import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -62,9 +65,18 @@ def finish(plan: Plan, trial: TrialConfig, validation: float, **more: Any) -> No
 
 
 def group_with(outcomes: Mapping[str, Sequence[float]], seeds: int = 5, **more: Any) -> PresetGroup:
-    """Return a study with these outcomes, seed by seed. The baseline at half TAM's lr has the baseline's."""
+    """Return a study with these outcomes, seed by seed. A NaN is a run that diverged.
+
+    The baseline at half TAM's lr has the baseline's outcomes.
+    """
     plan = plan_for(seeds, **more)
     for name, values in outcomes.items():
         for trial, value in zip(plan.comparison_trials(plan.study.variant(name)) or [], values, strict=False):
-            finish(plan, trial, value)
+            finish(plan, trial, value, diverged=math.isnan(value))
     return PresetGroup([plan], ())
+
+
+def looks_of(chart: str) -> dict[str, str]:
+    """Return the style of each name in a chart's legend."""
+    entries = re.findall(r'<path class="line (s\d+)" d="[^"]*"></path>\s*<text[^>]*>([^<]*)</text>', chart)
+    return {html.unescape(name): style for style, name in entries}

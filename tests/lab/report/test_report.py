@@ -1,31 +1,33 @@
-"""The report: what it says about comparisons, and the stored reports match the stored results."""
+"""The report: the answer first, then tables, curves and settings."""
 
 from __future__ import annotations
 
 import json
 import math
+import re
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
+import torch
 
-from tam.lab.core.presets import without
-from tam.lab.core.selection import PresetGroup, load_groups
-from tam.lab.core.study import Variant
-from tam.lab.report import build_report, render_html, render_json, render_markdown
-from tam.lab.report.comparisons import compare_studies, compare_with_controls, compare_with_paper
+from tam.lab.core.registry import ReportExtras
+from tam.lab.core.selection import PresetGroup
+from tam.lab.core.study import Curve, Variant
+from tam.lab.report import build_report, damping_charts, render_html, render_json, render_markdown
+from tam.lab.report.charts import Series, line_chart
 from tam.lab.report.model import StudySection, VariantSummary
-from tests.lab.report.results import ALL, LESS, SGDM, TAM, VARIANTS, WORKLOAD, finish, group_with, plan_for
-
-RESULTS = Path(__file__).parents[3] / "results"
-STORED = [path.parent for path in sorted(RESULTS.rglob("report.md"))]
-
-
-@pytest.mark.parametrize("folder", STORED, ids=lambda folder: folder.name)
-def test_stored_reports_are_of_the_stored_results(folder: Path) -> None:
-    report = build_report(load_groups(folder))
-    assert len(render_html(report).encode()) <= 1_500_000
-    assert (folder / "report.md").read_text(encoding="utf-8") == render_markdown(report)
+from tests.lab.report.results import (
+    ALL,
+    LESS,
+    SGDM,
+    TAM,
+    VARIANTS,
+    WORKLOAD,
+    finish,
+    group_with,
+    looks_of,
+    plan_for,
+)
 
 
 def section_of(group: PresetGroup) -> StudySection:
@@ -33,30 +35,54 @@ def section_of(group: PresetGroup) -> StudySection:
     return preset.studies[0]
 
 
-def rows_of(group: PresetGroup) -> dict[str, list[str]]:
-    return {row[0]: list(row) for row in section_of(group).tables[0].rows}
+def rows_of(group: PresetGroup) -> dict[str, dict[str, str]]:
+    """Return the cells of the first table, by variant and column."""
+    table = section_of(group).tables[0]
+    return {row[0]: dict(zip(table.header, row, strict=True)) for row in table.rows}
 
 
 def variants_of(group: PresetGroup) -> dict[str, VariantSummary]:
     return {variant.name: variant for variant in section_of(group).variants}
 
 
-def about_controls(group: PresetGroup) -> list[str]:
-    (results,) = compare_studies(group)
-    return compare_with_controls(results)
+def test_the_table_of_a_study() -> None:
+    group = group_with(ALL, paper={"SGDM": (93.6, 0.3), "TAM": (94.2, None)})
+    assert section_of(group).tables[0].header == [
+        "variant", "lr", "effective lr", "n", "validation %", "compared with", "difference [95 % interval]",
+        "paper",
+    ]  # fmt: skip
+    rows = {name: list(row.values()) for name, row in rows_of(group).items()}
+    # TAM minus SGDM: 2.0, 2.1, 2.1, 1.9, 1.8, so 1.98 ± 2.77645 * 0.13038 / sqrt(5).
+    assert rows["TAM"] == [
+        "TAM",
+        "0.2",
+        "0.1",
+        "5 of 5",
+        "92.18 ± 0.13",
+        "SGDM",
+        "+1.98 [+1.82, +2.14]",
+        "94.2",
+    ]
+    assert rows["SGDM"] == ["SGDM", "0.1", "0.1", "5 of 5", "90.20 ± 0.16", "", "", "93.6 ± 0.3"]
+    # A control is compared with its variant: LESS minus TAM is -1.0, -1.2, -0.9, -1.1, -1.1.
+    control = rows["TAM, shuffled damping"]
+    assert control[4:7] == ["91.12 ± 0.13", "TAM", "-1.06 [-1.20, -0.92]"]
+    assert rows["SGDM at TAM's effective lr"][5:7] == ["TAM", "-1.98 [-2.14, -1.82]"]
 
 
-def test_differences_are_paired_by_seed() -> None:
-    plan = plan_for(seeds=4, variants=VARIANTS[:2])
-    outcomes = {"SGDM": {0: 90.0, 1: 91.0, 2: 95.0, 3: 94.0}, "TAM": {2: 95.5, 0: 90.2, 1: 91.9}}
-    for name, values in outcomes.items():
-        for trial in plan.comparison_trials(plan.study.variant(name)) or []:
-            if trial.seed in values:
-                finish(plan, trial, values[trial.seed])
-    (results,) = compare_studies(PresetGroup([plan], ()))
-    difference = results.difference("TAM", "SGDM")
-    assert difference is not None and difference.n == 3
-    assert difference.mean == pytest.approx((0.2 + 0.9 + 0.5) / 3)
+def test_lower_is_better_is_in_the_header() -> None:
+    header = section_of(group_with(ALL, higher=False, label="loss")).tables[0].header
+    assert "loss (lower is better)" in header
+
+
+def test_reports_have_no_verdicts() -> None:
+    """Neither their words, nor a correction for many comparisons."""
+    report = build_report(
+        [group_with(ALL), group_with(ALL, name="other", workload={**WORKLOAD, "epochs": 2})]
+    )
+    for text in (render_html(report), render_markdown(report), render_json(report)):
+        words = re.sub(r"lower is better|<style>.*?</style>", "", text, flags=re.DOTALL)
+        assert not re.search(r"\b(better|worse|equivalent|undecided|holm|helps?)\b", words, re.IGNORECASE)
 
 
 def test_a_variant_with_the_runs_of_another() -> None:
@@ -67,73 +93,38 @@ def test_a_variant_with_the_runs_of_another() -> None:
     assert sum("the same runs as" in line for line in section_of(group_with({})).paragraphs) == 0
 
 
-def test_the_overview_has_the_best_mean_first() -> None:
-    group = group_with(ALL)
-    (preset,) = build_report([group]).presets
-    ranking = "TAM 92.18 ± 0.13 (better); SGDM 90.20 ± 0.16"
-    assert preset.overview.tables[0].rows == [["Digits: validation %", ranking]]
-    assert f"| {ranking} |" in render_markdown(build_report([group]))
-    assert f"<td>{ranking}</td>" in render_html(build_report([group]))
+def test_further_comparisons_are_below_the_table() -> None:
+    sgd = Variant("SGD", "sgd", (1.0,))
+    tam = replace(VARIANTS[1], against=("SGD",))
+    group = group_with({"SGDM": SGDM, "TAM": TAM, "SGD": LESS}, variants=(VARIANTS[0], tam, sgd))
+    assert "TAM minus SGD: +1.06 [+0.92, +1.20], n = 5." in section_of(group).paragraphs
 
 
-def test_tam_helps_only_if_it_beats_all_controls_with_all_seeds() -> None:
-    def conclusion(outcomes: dict[str, list[float]], seeds: int = 5) -> str:
-        outcomes = {**outcomes, "SGDM at TAM's effective lr": SGDM}
-        return about_controls(group_with(outcomes, seeds))[-1]
-
-    assert conclusion(ALL).startswith("TAM helps")
-    some = {name: values for name, values in ALL.items() if name != "TAM, constant damping"}
-    assert conclusion(some).startswith("TAM is not shown to help (not all of its controls were run)")
-    assert conclusion(ALL, seeds=6).startswith("TAM is not shown")
-    close = [x - 0.01 * i for i, x in enumerate(TAM)]
-    assert conclusion({**ALL, "TAM, shuffled damping": close}).startswith("TAM is not shown")
-
-
-def test_one_comparison_has_one_verdict_and_the_papers_difference() -> None:
-    group = group_with(ALL, paper={"SGDM": (93.6, 0.3), "TAM": (94.2, None)})
-    (results,) = compare_studies(group)
-    table, control = (results.difference("TAM", name) for name in ("SGDM", "SGDM at TAM's effective lr"))
-    assert table is not None and table == control and table.verdict == "better"  # they are the same trials
-    (line,) = compare_with_paper(results)
-    assert "+1.98" in line and "The paper's +0.60 lies outside the interval" in line
-    text = render_markdown(build_report([group]))
-    assert "for all 4 comparisons that the preset paper plans" in text  # SGDM's, and three controls
-    rows = rows_of(group)
-    assert rows["TAM, shuffled damping"][:4] == ["TAM, shuffled damping", "0.2", "5 of 5", "91.12 ± 0.13"]
-    assert rows["TAM, shuffled damping"][-2:] == ["control of TAM", ""]
-    assert rows["SGDM"][-1] == "93.6 ± 0.3" and rows["TAM"][-1] == "94.2"
-
-
-def test_what_a_preset_plans_and_was_not_run_is_counted_and_named() -> None:
+def test_what_a_preset_plans_and_was_not_run_is_named() -> None:
     group = group_with(ALL)
     other = replace(group.planned[0], name="other", title="What nobody ran")
     text = render_markdown(build_report([PresetGroup(group.plans, (other,))]))
-    assert "for all 8 comparisons" in text and "not run: What nobody ran." in text
+    assert "- Planned in the preset paper, but not run: What nobody ran.\n" in text
     assert "not run:" not in render_markdown(build_report([group]))
 
 
-def test_without_controls_of_d_no_variant_helps() -> None:
-    (plan,) = group_with(ALL).plans
-    study = without(plan.study, "TAM, shuffled damping", "TAM, constant damping")
-    less = plan_for(variants=study.variants, results=plan.results)
-    (_, line) = about_controls(PresetGroup([less], ()))
-    assert line.startswith("TAM is not shown to help (not all of its controls are planned)")
-
-
-def test_studies_of_one_name_have_their_own_differences() -> None:
+def test_studies_of_one_name_have_their_own_differences_and_anchors() -> None:
     """Such as those of two models."""
     first = group_with(ALL)
     second = group_with({**ALL, "TAM": LESS, "SGDM": TAM}, workload={**WORKLOAD, "epochs": 77})
     report = build_report([PresetGroup([*first.plans, *second.plans], ())])
-    sections = report.presets[0].studies
-    means = [{one.name: one for one in section.variants}["TAM"].difference for section in sections]
+    means = [{one.name: one for one in section.variants}["TAM"].difference for section in report.sections]
     assert [round(one.mean, 2) for one in means if one is not None] == [1.98, -1.06]
-    assert len({section.anchor for section in report.sections}) == 3
+    anchors = [section.anchor for section in report.sections]
+    assert anchors == ["images-paper-digits", "images-paper-digits-2"]
+    assert re.findall(r'<a id="([^"]*)"></a>', render_markdown(report)) == anchors
+    page = render_html(report)
+    assert re.findall(r'href="#([^"]*)"', page) == re.findall(r'<h2 id="([^"]*)"', page) == anchors
 
 
 def test_seeds_that_were_not_run_are_counted() -> None:
-    rows = rows_of(group_with(ALL, seeds=6))
-    assert rows["TAM"][2] == "5 of 6" and rows["TAM"][-1] == "so far better"
+    row = rows_of(group_with(ALL, seeds=6))["TAM"]
+    assert row["n"] == "5 of 6" and row["difference [95 % interval]"].startswith("+1.98")
 
 
 def test_a_winner_at_the_edge_of_its_grid_is_marked() -> None:
@@ -142,21 +133,34 @@ def test_a_winner_at_the_edge_of_its_grid_is_marked() -> None:
     for _, trial in plan.to_run():
         finish(plan, trial, 90 + trial.lr)
     group = PresetGroup([plan], ())
-    assert rows_of(group)["SGDM"][1] == "0.1 (at the edge of its grid)"
-    assert "0.01: 90.01, 0.1: 90.10" in section_of(group).facts["learning rates"]
+    assert rows_of(group)["SGDM"]["lr"] == "0.1 (edge of its grid)"
+    facts = section_of(group).facts
+    assert facts["learning rates"] == "SGDM 0.01, 0.1 (tuned, seeds 100); TAM 0.2 (fixed)"
 
 
 def test_what_cannot_be_averaged_is_counted_as_diverged() -> None:
-    """The remaining seeds must not decide."""
-    group = group_with({**ALL, "TAM": [92.0, math.nan, 92.2, 92.3, 92.1]})
-    row = rows_of(group)["TAM"]
-    assert row[2] == "4 of 5" and row[3].startswith("92.15") and row[-1] == "1 diverged: no verdict"
-    assert about_controls(group)[-1].startswith("TAM is not shown to help")
+    row = rows_of(group_with({**ALL, "TAM": [92.0, math.nan, 92.2, 92.3, 92.1]}))["TAM"]
+    assert row["n"] == "4 of 5, 1 diverged" and row["validation %"].startswith("92.15")
+
+
+def test_it_says_why_controls_have_fewer_seeds() -> None:
+    group = group_with({"SGDM": SGDM, "TAM": [92.0, math.nan, 92.2, 92.3, 92.1]})
+    (plan,) = group.plans
+    names = ["TAM, shuffled damping", "TAM, constant damping"]
+    trials = [one for name in names for one in plan.comparison_trials(plan.study.variant(name)) or []]
+    for trial in trials:
+        if trial.seed != 1:
+            finish(plan, trial, 91.0)
+    explained = f"{' and '.join(names)}: no run with seed 1, where TAM diverged and left no d."
+    assert explained in section_of(group).paragraphs
+    for trial in trials:
+        finish(plan, trial, 91.0)
+    assert explained not in section_of(group).paragraphs
 
 
 def test_a_study_without_results_has_a_report() -> None:
     group = PresetGroup([plan_for(seeds=2)], ())
-    assert "| TAM | 0.2 | 0 of 2 | not run |" in render_markdown(build_report([group]))
+    assert "| TAM | 0.2 | 0.1 | 0 of 2 | not run |" in render_markdown(build_report([group]))
     assert "no trial of the comparison was run" in render_html(build_report([group]))
     assert variants_of(group)["TAM"].outcome is None
 
@@ -170,12 +174,97 @@ def test_curves_are_means_with_a_band_and_duplicates_have_none() -> None:
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_an_epoch_at_which_a_seed_is_not_finite_is_a_gap(value: float) -> None:
-    """Whatever the order of the seeds: a packed file keeps no infinities."""
+    """In any order of the seeds: a packed file keeps no infinities."""
     group = group_with({"SGDM": SGDM})
     last = [*group.plans[0].results][-1]
     last.metrics = [{"epoch": epoch, "loss": value if epoch == 3 else 1.0} for epoch in (1, 2, 3)]
     (chart,) = section_of(group).charts
     assert "SGDM, epoch 2" in chart and "SGDM, epoch 3" not in chart
+
+
+def test_a_diverged_run_does_not_flatten_the_curves() -> None:
+    group = group_with({"SGDM": SGDM})
+    first, *others = group.plans[0].results
+    first.metrics = [{"epoch": epoch, "loss": 10.0 ** (4 * epoch)} for epoch in (1, 2, 3)]
+    first.stored_result["diverged"] = True
+    (chart,) = section_of(group).charts
+    assert "SGDM, epoch 3: 0.3333 (0.3333 to 0.3333)" in chart
+    for record in others:  # if all diverged, they are what there is to show
+        record.stored_result["diverged"] = True
+    (chart,) = section_of(group).charts
+    assert "SGDM, epoch 3: 2e+11 (0.3333 to 1e+12)" in chart
+
+
+def test_a_variant_has_one_look_in_all_charts_of_a_page() -> None:
+    def figures(plan: object, styles: dict[str, int]) -> list[str]:
+        names = ["the paper", "TAM", "SGD"]
+        return [line_chart([Series(n, [1, 2], [1, 2], style=styles.get(n)) for n in names], "t", "x", "y")]
+
+    experiment = {
+        "curves": (Curve("loss", "Loss", "loss"), Curve("loss", "Again", "loss")),
+        "extras": ReportExtras(figures=figures),
+    }
+    sgd = Variant("SGD", "sgd", (1.0,))
+    outcomes = {"SGDM": SGDM, "TAM": TAM, "SGD": LESS}
+    first = group_with({"SGDM": SGDM, "TAM": TAM}, variants=VARIANTS[:2], experiment=experiment)
+    second = group_with(
+        outcomes, variants=(sgd, VARIANTS[1], VARIANTS[0]), experiment=experiment, name="other",
+        workload={**WORKLOAD, "epochs": 2},
+    )  # fmt: skip
+    charts = [
+        looks_of(chart) for section in build_report([first, second]).sections for chart in section.charts
+    ]
+    assert [set(chart) for chart in charts] == [
+        {"SGDM", "TAM"}, {"SGDM", "TAM"}, {"the paper", "TAM", "SGD"},
+        {"SGDM", "TAM", "SGD"}, {"SGDM", "TAM", "SGD"}, {"the paper", "TAM", "SGD"},
+    ]  # fmt: skip
+    for name in ("SGDM", "TAM", "SGD"):
+        assert len({chart[name] for chart in charts if name in chart}) == 1
+    assert all(len(set(chart.values())) == len(chart) for chart in charts)
+
+
+def test_the_distribution_of_d_has_the_look_of_its_variant() -> None:
+    experiment = {"extras": ReportExtras(figures=damping_charts.distribution)}
+    group = group_with({"SGDM": SGDM, "TAM": TAM}, variants=VARIANTS[:2], experiment=experiment)
+    (plan,) = group.plans
+    for trial in plan.comparison_trials(VARIANTS[1]) or []:
+        plan.results.records[trial.key].alignment = torch.linspace(-1, 1, 101)  # d from 0 to 1
+    curve, *distributions = section_of(group).charts
+    assert len(distributions) == 3
+    for chart in distributions:
+        ((name, look),) = looks_of(chart).items()
+        assert name.startswith("TAM: ") and look == looks_of(curve)["TAM"]
+    assert "TAM: 5, 50, 95% at 0.050, 0.500, 0.950" in distributions[0]
+
+
+def test_the_page_is_the_answer_then_tables_curves_and_folded_settings() -> None:
+    choices = {"schedule": "cosine"}
+    report = build_report([group_with(ALL, experiment={"choices": choices}, choices={"lr": "by the paper"})])
+    page = render_html(report)
+    answer = f'<p class="answer">{report.answer[0]}'
+    parts = [
+        answer,
+        '<svg class="chart forest"',
+        "<h2 id=",
+        "<table>",
+        "<h2>Curves of",
+        "<h2>Settings",
+        "<dl>",
+    ]
+    places = [page.index(part) for part in parts]
+    assert places == sorted(places)
+    folded = re.findall(r"<details>(.*?)</details>", page, re.DOTALL)
+    for text in ("cosine", "by the paper", "hardware CPU", "0, 1, 2, 3, 4", report.notes[0]):
+        assert any(text in part for part in folded) and page.count(text) == 1
+    assert all(part.startswith("<summary>") for part in folded) and "<details open" not in page
+    assert "<dl>" not in re.sub(r"<details>.*?</details>", "", page, flags=re.DOTALL)
+
+
+def test_choices_of_an_experiment_are_shown_once() -> None:
+    groups = [group_with(ALL, experiment={"choices": {"schedule": "cosine"}}) for _ in range(2)]
+    groups[1].plans[0].preset = "quick"
+    report = build_report(groups)
+    assert render_markdown(report).count("cosine") == render_html(report).count("cosine") == 1
 
 
 def test_settings_of_results_are_not_shown() -> None:
@@ -198,13 +287,27 @@ def test_outcomes_are_computed_once_per_plan(monkeypatch: pytest.MonkeyPatch) ->
     assert len(calls) == 1
 
 
-def test_json_has_the_figures_and_no_nan() -> None:
-    report = build_report([group_with({**ALL, "TAM": [92.0, math.nan]}, seeds=2)])
-    (preset,) = json.loads(render_json(report))["presets"]
+def test_json_has_the_estimates_and_no_charts() -> None:
+    report = build_report([group_with({**ALL, "TAM": [92.0, 92.3, math.nan]}, seeds=3)])
+    model = json.loads(render_json(report))
+    assert model["answer"] == list(report.answer) and "forest" not in model
+    assert model["tally"] == {"ahead": 0, "behind": 0, "unclear": 0}
+    (preset,) = model["presets"]
     assert (preset["experiment"], preset["preset"]) == ("images", "paper")
     (study,) = preset["studies"]
     variants = {variant["name"]: variant for variant in study["variants"]}
-    assert variants["SGDM"]["outcome"]["mean"] == pytest.approx(90.1) and variants["SGDM"]["n"] == 2
-    assert variants["TAM"]["outcome"] == {"mean": 92.0, "spread": None}
-    assert variants["TAM"]["difference"]["low"] is None and variants["TAM"]["difference"]["lost"] == 1
-    assert study["facts"]["seeds"] == "0, 1" and "charts" not in study
+    assert variants["SGDM"]["outcome"]["mean"] == pytest.approx(90.1) and variants["SGDM"]["n"] == 3
+    assert variants["TAM"]["effective_lr"] == pytest.approx(0.1)
+    difference = variants["TAM"]["difference"]  # 2.0 and 2.1: 2.05 ± 12.7062 * 0.05
+    assert difference["mean"] == pytest.approx(2.05) and difference["n"] == 2
+    assert (difference["low"], difference["high"]) == pytest.approx((2.05 - 0.63531, 2.05 + 0.63531))
+    assert study["facts"]["seeds"] == "0, 1, 2" and "charts" not in study
+    assert "<svg" not in render_json(report)
+
+
+def test_json_has_null_for_what_is_not_known() -> None:
+    report = build_report([group_with({"SGDM": SGDM[:1], "TAM": TAM[:1]}, seeds=1)])
+    (variants,) = (study["variants"] for study in json.loads(render_json(report))["presets"][0]["studies"])
+    tam = {variant["name"]: variant for variant in variants}["TAM"]
+    assert tam["outcome"] == {"mean": 92.0, "spread": None}
+    assert tam["difference"]["mean"] == pytest.approx(2.0) and tam["difference"]["low"] is None

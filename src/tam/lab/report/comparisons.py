@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import isclose
@@ -27,6 +27,13 @@ class Comparison:
     other: str
     shape: Shape  # "square": equal effective lr; "hollow": another one; "triangle": another seed's damping
     estimate: Estimate
+    lost: int  # runs without an outcome, on either side
+    trials: frozenset[str]  # the keys of all runs
+
+    @property
+    def counts(self) -> bool:
+        """Whether it says which side is ahead. The rest of the seeds does not, if some runs were lost."""
+        return self.estimate.has_interval and not self.lost
 
 
 @dataclass(frozen=True)
@@ -69,38 +76,60 @@ class StudyResults:
     def comparisons(self) -> Iterator[Comparison]:
         """Return the comparisons of TAM and its relatives with others, as far as they were run."""
         for name, other in dict.fromkeys(self.study.comparisons()):
-            if not _has_torque(self.study.variant(name)) or {name, other} & self.duplicates.keys():
+            if not has_torque(self.study.variant(name)) or {name, other} & self.duplicates.keys():
                 continue
             found, control = self.difference(name, other), self.study.variant(other)
             if found is not None and control.damping in (None, "another"):
                 shape: Shape = "triangle" if control.damping else self._shape(name, other)
-                yield Comparison(name, other, shape, found)
+                sides = [self.outcomes[one] for one in (name, other)]
+                keys = frozenset(record.key for side in sides for record in side.records.values())
+                yield Comparison(name, other, shape, found, sum(side.lost for side in sides), keys)
 
     def _shape(self, name: str, other: str) -> Shape:
         ours, theirs = self.effective_lr(name), self.effective_lr(other)
-        families = {plain(self.study.variant(one).optimizer) for one in (name, other)}
         is_same = ours is not None and theirs is not None and isclose(ours, theirs, rel_tol=SAME)
-        return "square" if is_same and len(families) == 1 else "hollow"
+        return "square" if is_same and self.are_related(name, other) else "hollow"
+
+    def are_related(self, name: str, other: str) -> bool:
+        """Return True if two variants are of one family. Only there an equal effective lr means something."""
+        return len({plain(self.study.variant(one).optimizer) for one in (name, other)}) == 1
 
     def favours(self, found: Estimate) -> str:
         """Return whom an interval favours: "first", "second" or "" if it includes 0 or is not known."""
         low, high = (found.low, found.high) if self.study.higher else (-found.high, -found.low)
         return "first" if low > 0 else "second" if high < 0 else ""
 
-    def forest_rows(self) -> list[ForestRow]:
-        """Return a row per variant of TAM and comparator, in units of the study's margin."""
-        rows, unit = [], self.study.margin if self.study.higher else -self.study.margin
-        for one in self.comparisons() if unit else ():
-            found = one.estimate
-            low, high = sorted((found.low / unit, found.high / unit))
-            mark = Mark(one.shape, found.mean / unit, low, high)
-            label, text = f"{self.study.name}: {one.variant}", found.format(self.study.digits)
-            rows.append(ForestRow(label, f"against {one.other}", [mark], text, f"n = {found.n}"))
-        return rows
+    def forest_row(self, comparison: Comparison, with_preset: bool) -> ForestRow | None:
+        """Return a comparison in units of the study's margin. None if the study has no margin."""
+        unit = self.study.margin if self.study.higher else -self.study.margin
+        if not unit:
+            return None
+        found, lost = comparison.estimate, comparison.lost
+        low, high = sorted((found.low / unit, found.high / unit))
+        mark = Mark(comparison.shape, found.mean / unit, low, high)
+        label, text = f"{self.study.name}: {comparison.variant}", found.format(self.study.digits)
+        count = f"n = {found.n}" + (f", {lost} without an outcome" if lost else "")
+        count += f", preset {self.plan.preset}" if with_preset else ""
+        return ForestRow(label, f"against {comparison.other}", [mark], text, count)
 
 
-def _has_torque(variant: Variant) -> bool:
+def has_torque(variant: Variant) -> bool:
+    """Return True for TAM, AdaTAM and their relatives, but not for their controls."""
     return registry.get(variant.optimizer).has_alignment and not variant.control_of
+
+
+def distinct_comparisons(every_result: Sequence[StudyResults]) -> list[tuple[StudyResults, Comparison]]:
+    """Return the comparisons of all studies, without those whose runs are all in another one.
+
+    Presets can share studies, and some have fewer seeds than others.
+    """
+    found = [(results, one) for results in every_result for one in results.comparisons()]
+    runs = [one.trials | {f"outcome {results.study.outcome}"} for results, one in found]
+    return [
+        one
+        for i, one in enumerate(found)
+        if not any(runs[i] < other or (runs[i] == other and j < i) for j, other in enumerate(runs))
+    ]
 
 
 def describe_study(results: StudyResults) -> list[str]:

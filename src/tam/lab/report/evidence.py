@@ -14,6 +14,7 @@ from tam.lab.core.plan import Outcome, Plan
 from tam.lab.core.results import PACKED_FILE, RUNS_FILE, Results, TrialRecord, load_existing_results
 from tam.lab.core.selection import select_plans, selections_of
 from tam.lab.report.claims import Part
+from tam.lab.report.sections import section_anchor
 from tam.step.rule import damping_of
 
 REGISTERED = "registered"  # how the presets of registered comparisons begin
@@ -72,11 +73,6 @@ class Evidence:
         s = [row["alignment"] for record in records for row in record.metrics if "alignment" in row]
         is_baseline = bool(s) and abs(2 * damping_of(fmean(s)) - 1) <= NEAR_HALF
         return [name for name in part.controls if not (is_baseline and "constant" in name)]
-
-
-def section_anchor(plan: Plan) -> str:
-    """Return the anchor of a study's section in a report."""
-    return f"{plan.experiment.name}-{plan.preset}-{plan.study.name}"
 
 
 def _merge(plans: Sequence[Plan]) -> dict[str, Outcome]:

@@ -16,14 +16,14 @@ LIMIT = 5.0  # margins: what lies beyond is drawn as an arrow
 LEFT, RIGHT = 256, 436  # of the plot, in pixels; the text is on its right
 ROW, TOP = 34, 62
 LEGEND: Mapping[Shape, str] = {
-    "square": "equal effective lr", "hollow": "another effective lr, mostly an equal lr",
+    "square": "equal effective lr", "hollow": "equal lr",
     "triangle": "against another seed's damping", "diamond": "the paper's figure",
 }  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Mark:
-    """A difference and its interval, divided by the margin. NaN: no interval."""
+    """A difference and its interval, divided by the margin. NaN: no interval. An end can be infinite."""
 
     shape: Shape
     x: float
@@ -33,7 +33,7 @@ class Mark:
 
     @property
     def has_interval(self) -> bool:
-        return not math.isnan(self.low + self.high)
+        return not (math.isnan(self.low) or math.isnan(self.high))
 
 
 @dataclass(frozen=True)
@@ -49,10 +49,13 @@ class ForestRow:
     is_stand_in: bool = False
 
 
-def forest_plot(rows: Sequence[ForestRow], title: str, description: str) -> Markup:
-    """Return the plot as an `<svg>` element."""
+def forest_plot(
+    rows: Sequence[ForestRow], title: str, description: str, hollow: str = LEGEND["hollow"]
+) -> Markup:
+    """Return the plot as an `<svg>` element. `hollow` says what a hollow square is."""
     shapes = {mark.shape for row in rows for mark in row.marks}
-    legend = {shape: text for shape, text in LEGEND.items() if shape in shapes}
+    texts: dict[Shape, str] = {**LEGEND, "hollow": hollow}
+    legend = {shape: text for shape, text in texts.items() if shape in shapes}
     if any(mark.is_pilot for row in rows for mark in row.marks):
         legend["square"] += " (dashed: pilot runs)"
     bottom = TOP + ROW * len(rows)

@@ -68,7 +68,20 @@ class PresetSection:
     experiment: str
     preset: str
     studies: Sequence[StudySection]
-    facts: Mapping[str, str]  # that hold for all studies
+    facts: Mapping[str, str]  # that hold for all studies; empty if an earlier preset has the same ones
+
+
+@dataclass(frozen=True)
+class Tally:
+    """How often TAM or AdaTAM differs from what it is compared with, at an equal effective lr."""
+
+    ahead: int
+    behind: int
+    unclear: int  # the interval includes 0
+
+    @property
+    def total(self) -> int:
+        return self.ahead + self.behind + self.unclear
 
 
 @dataclass(frozen=True)
@@ -77,6 +90,7 @@ class Report:
 
     title: str
     answer: Sequence[str]
+    tally: Tally
     forest: str  # Markup; "" if nothing was compared
     notes: Sequence[str]
     presets: Sequence[PresetSection]

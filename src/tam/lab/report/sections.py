@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import compress
+from itertools import compress, count
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -17,59 +17,86 @@ from tam.lab.core.toml import read_toml
 from tam.lab.models import MODELS
 from tam.lab.report import statistics as stats
 from tam.lab.report.charts import Series, line_chart, mean_series
-from tam.lab.report.comparisons import StudyResults, describe_study
+from tam.lab.report.comparisons import Comparison, StudyResults, describe_study, distinct_comparisons
 from tam.lab.report.forest import forest_plot
-from tam.lab.report.model import PresetSection, Report, StudySection, TableData, VariantSummary
+from tam.lab.report.grids import grid_table
+from tam.lab.report.model import PresetSection, Report, StudySection, TableData, Tally, VariantSummary
 
 TEXTS = read_toml(Path(__file__).with_name("texts.toml"))
+HOLLOW = "not at an equal effective lr"
 
 
 def build_report(groups: Sequence[PresetGroup]) -> Report:
     """Return the report of what was run."""
     every_result = [[StudyResults(plan) for plan in group.plans] for group in groups]
     flat = [results for of_preset in every_result for results in of_preset]
-    names = dict.fromkeys(name for results in flat for name in results.outcomes)
+    names = dict.fromkeys(name for results in flat for name, one in results.outcomes.items() if one.records)
     styles = {name: style for style, name in enumerate(names)}  # one look per variant on the whole page
-    presets = [
-        PresetSection(
-            group.plans[0].experiment.name, group.plans[0].preset,
-            [_study_section(one, styles) for one in of_preset], dict(group.plans[0].experiment.choices),
-        )
-        for group, of_preset in zip(groups, every_result, strict=True)
-    ]  # fmt: skip
-    rows, answer = [row for results in flat for row in results.forest_rows()], _answer(flat)
-    forest = forest_plot(rows, "Differences in units of the margin", answer[0]) if rows else ""
+    anchors = iter(_unique([section_anchor(results.plan) for results in flat]))
+    presets: list[PresetSection] = []
+    for group, of_preset in zip(groups, every_result, strict=True):
+        experiment = group.plans[0].experiment
+        is_first = experiment.name not in {one.experiment for one in presets}
+        studies = [_study_section(results, styles, next(anchors)) for results in of_preset]
+        choices = dict(experiment.choices) if is_first else {}
+        presets.append(PresetSection(experiment.name, group.plans[0].preset, studies, choices))
+    comparisons = distinct_comparisons(flat)
+    tally = _tally(comparisons)
+    rows = [results.forest_row(one, with_preset=len(groups) > 1) for results, one in comparisons]
+    is_small = bool(flat) and all(results.study.small for results in flat)
+    answer = ["This is a small test run.", "Its figures mean nothing."] if is_small else _answer(tally)
+    drawn = [row for row in rows if row is not None]
+    forest = forest_plot(drawn, "Differences in units of the margin", answer[0], HOLLOW) if drawn else ""
     experiments = ", ".join(dict.fromkeys(one.experiment for one in presets))
-    missing = "; ".join(study.title for group in groups for study in group.not_run)
-    notes = [*TEXTS["notes"], *([f"Planned, but not run: {missing}."] if missing else [])]
-    return Report(f"Torque-aware momentum: {experiments}", answer, forest, notes, presets)
+    notes = [*TEXTS["notes"], *_missing_studies(groups)]
+    return Report(f"Torque-aware momentum: {experiments}", answer, tally, forest, notes, presets)
 
 
-def _answer(every_result: Sequence[StudyResults]) -> list[str]:
-    """Return two sentences: how often TAM differs at an equal effective lr, and what that is worth."""
-    if every_result and all(results.study.small for results in every_result):
-        return ["This is a small test run.", "Its figures mean nothing."]
+def section_anchor(plan: Plan) -> str:
+    """Return the anchor of a study's section, in plain letters: names can have any text."""
+    name = f"{plan.experiment.name}-{plan.preset}-{plan.study.name}"
+    return re.sub(r"[^A-Za-z0-9.-]+", "-", name)
+
+
+def _unique(anchors: Sequence[str]) -> list[str]:
+    """Number the anchors of studies that share one: those of two models, for example."""
+    unique: list[str] = []
+    for anchor in anchors:
+        numbered = (anchor if i == 1 else f"{anchor}-{i}" for i in count(1))
+        unique.append(next(one for one in numbered if one not in unique))
+    return unique
+
+
+def _missing_studies(groups: Sequence[PresetGroup]) -> list[str]:
+    return [
+        f"Planned in the preset {group.plans[0].preset}, but not run: {'; '.join(titles)}."
+        for group in groups
+        if (titles := [study.title for study in group.not_run])
+    ]
+
+
+def _tally(comparisons: Sequence[tuple[StudyResults, Comparison]]) -> Tally:
+    """Count whom the intervals favour at an equal effective lr."""
     favoured = Counter(
-        results.favours(one.estimate)
-        for results in every_result
-        for one in results.comparisons()
-        if one.shape == "square" and one.estimate.has_interval
+        results.favours(one.estimate) for results, one in comparisons if one.shape == "square" and one.counts
     )
-    count = sum(favoured.values())
-    if not count:
-        return [
-            "No variant of TAM is compared at an equal effective learning rate yet.",
-            TEXTS["exploratory"],
-        ]
-    ahead, behind, open_ = favoured["first"], favoured["second"], favoured[""]
+    return Tally(favoured["first"], favoured["second"], favoured[""])
+
+
+def _answer(tally: Tally) -> list[str]:
+    """Return two sentences: how often TAM differs at an equal effective lr, and what that is worth."""
+    if not tally.total:
+        nothing = "No variant of TAM is compared at an equal effective learning rate yet."
+        return [nothing, TEXTS["exploratory"]]
+    comparisons = f"{tally.total} comparison{'s' if tally.total > 1 else ''}"
     sentence = (
-        f"At an equal effective learning rate, TAM or AdaTAM is ahead in {ahead} of {count} comparisons and "
-        f"behind in {behind}; in {open_} the 95 % interval includes 0."
+        f"At an equal effective learning rate, TAM or AdaTAM is ahead in {tally.ahead} of {comparisons} and "
+        f"behind in {tally.behind}; in {tally.unclear} the 95 % interval includes 0."
     )
     return [sentence, TEXTS["exploratory"]]
 
 
-def _study_section(results: StudyResults, styles: Mapping[str, int]) -> StudySection:
+def _study_section(results: StudyResults, styles: Mapping[str, int], anchor: str) -> StudySection:
     plan, study, experiment = results.plan, results.study, results.plan.experiment
     smoke = ": a small test run, its figures mean nothing" if study.small else ""
     variants = [_summarise(results, outcome) for outcome in results.outcomes.values()]
@@ -78,8 +105,9 @@ def _study_section(results: StudyResults, styles: Mapping[str, int]) -> StudySec
     curves = [line_chart(lines, c.title, c.by, c.label, log_y=c.log) for c, lines in curve_lines if lines]
     return StudySection(
         title=f"{experiment.name}: {study.title} (preset {plan.preset}{smoke})",
-        anchor=f"{experiment.name}-{plan.preset}-{study.name}",
-        tables=[_variant_table(study, variants), *_grid_table(results), *further_tables],
+        anchor=anchor,
+        tables=[table for table in (_variant_table(study, variants), grid_table(results)) if table]
+        + further_tables,
         paragraphs=[*describe_study(results), *experiment.extras.lines(plan)],
         charts=[*curves, *experiment.extras.figures(plan, styles)],
         facts={name: text for name, text in _facts(results).items() if text},
@@ -102,7 +130,7 @@ def _summarise(results: StudyResults, outcome: Outcome) -> VariantSummary:
 
 def _variant_table(study: Study, variants: Sequence[VariantSummary]) -> TableData:
     test, paper, direction = study.test_label, "paper", "" if study.higher else " (lower is better)"
-    header = ["variant", "lr", "effective lr", "n", f"{study.label}{direction}", test, "minus",
+    header = ["variant", "lr", "effective lr", "n", f"{study.label}{direction}", test, "compared with",
               "difference [95 % interval]", paper]  # fmt: skip
     rows = []
     for one in variants:
@@ -117,36 +145,6 @@ def _variant_table(study: Study, variants: Sequence[VariantSummary]) -> TableDat
         rows.append([one.name, lr, effective, count, *outcomes, other, difference, in_paper])
     used = [name not in (test, paper) or any(row[i] for row in rows) for i, name in enumerate(header)]
     return TableData([*compress(header, used)], [[*compress(row, used)] for row in rows])
-
-
-def _grid_table(results: StudyResults) -> list[TableData]:
-    """Return the tuning scores at every lr of the grids, with differences at equal effective lrs."""
-    plan, study = results.plan, results.study
-    tuned = [one for one in study.variants if not one.control_of and len(one.lrs) > 1]
-    scores: dict[str, dict[str, dict[int, float]]] = {}  # by effective lr and variant: one per tuning seed
-    for variant in tuned:
-        ratio = results.effective_ratio(variant)
-        for lr in plan.grid(variant):
-            by_seed = plan.tuning_outcomes(variant, lr)
-            if by_seed:
-                scores.setdefault(f"{lr * ratio:.3g}", {})[variant.name] = by_seed
-    if not scores:
-        return []
-    names, rows = [one.name for one in tuned], []
-    for effective, by_variant in sorted(scores.items(), key=lambda item: float(item[0])):
-        cells = [
-            stats.summarise([*by_variant[name].values()]).format(study.digits) if name in by_variant else ""
-            for name in names
-        ]
-        baseline = by_variant.get(study.baseline, {})
-        for name, by_seed in by_variant.items():
-            found = stats.estimate(by_seed, baseline, lower=False) if name != study.baseline else None
-            if found is not None:
-                cells[names.index(name)] += f" ({found.format(study.digits)})"
-        rows.append([effective, *cells])
-    seeds = ", ".join(map(str, study.tuning_seeds))
-    caption = f"Every lr of the grids, tuning seeds {seeds} (difference to {study.baseline} in brackets)"
-    return [TableData(["effective lr", *names], rows, caption=caption)]
 
 
 def _curve_lines(results: StudyResults, curve: Curve, styles: Mapping[str, int]) -> Iterator[Series]:
@@ -183,7 +181,7 @@ def _facts(results: StudyResults) -> dict[str, str]:
         "workload": _join_settings(study.workload),
         "network": network,
         "variants": "; ".join(map(_describe_variant, study.variants)),
-        "learning rates": "; ".join(_describe_selection(plan, variant) for variant in tuned),
+        "learning rates": "; ".join(_describe_lrs(plan, variant) for variant in tuned),
         "parameters": ", ".join(f"{size:,}" for size in sizes),
         "seeds": ", ".join(map(str, study.seeds)),
         "margin": f"±{study.margin:g}" if study.margin else "none",
@@ -202,17 +200,11 @@ def _describe_variant(variant: Variant) -> str:
     return f"{variant.name}: {variant.optimizer}" + (f" with {settings}" if settings else "")
 
 
-def _describe_selection(plan: Plan, variant: Variant) -> str:
-    """Return the learning rates of a variant and the scores by which one was selected."""
-    lrs = plan.grid(variant)
-    if len(lrs) == 1:
-        return f"{variant.name} {lrs[0]:.3g} (fixed)"
-    texts = []
-    for lr in lrs:
-        score = plan.tuning_score(variant, lr)
-        figure = "diverged" if score is None or not math.isfinite(score) else f"{score:.{plan.study.digits}f}"
-        texts.append(f"{lr:.3g}: {'not run' if score is None else figure}")
-    return f"{variant.name} with seeds {', '.join(map(str, plan.study.tuning_seeds))}: {', '.join(texts)}"
+def _describe_lrs(plan: Plan, variant: Variant) -> str:
+    """Return the learning rates of a variant. The table of the grids has their scores."""
+    lrs, seeds = plan.grid(variant), ", ".join(map(str, plan.study.tuning_seeds))
+    text = f"{variant.name} {', '.join(f'{lr:.3g}' for lr in lrs)}"
+    return text + (" (fixed)" if len(lrs) == 1 else f" (tuned, seeds {seeds})")
 
 
 def _describe_time(timings: Sequence[Mapping[str, Any]]) -> str:
