@@ -11,6 +11,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
+from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
@@ -29,9 +30,23 @@ def escape_markdown(value: object) -> str:
     return _MARKDOWN_SPECIAL.sub(lambda match: "\\" + match[0], text)
 
 
+class Address(str):
+    """An address that a link can have as it is."""
+
+
+def quote_address(text: str) -> Address:
+    """Return an address without what could end a link in Markdown."""
+    return Address(quote(text, safe="/:#?&=%~+,"))
+
+
+def _finalize(value: object) -> str:
+    return value if isinstance(value, Address) else escape_markdown(value)
+
+
 _LOADER = PackageLoader("tam.lab.report")
 _HTML = Environment(loader=_LOADER, undefined=StrictUndefined, trim_blocks=True, autoescape=True)
-_MARKDOWN = Environment(loader=_LOADER, undefined=StrictUndefined, trim_blocks=True, finalize=escape_markdown)
+_MARKDOWN = Environment(loader=_LOADER, undefined=StrictUndefined, trim_blocks=True, finalize=_finalize)
+_MARKDOWN.filters["address"] = quote_address
 
 
 def render(template: str, **values: object) -> Markup:
@@ -44,7 +59,7 @@ def render_page(title: str, sections: Sequence[Section]) -> str:
 
 
 def render_svg(chart: str) -> str:
-    """Return a chart as a file of its own, with the style sheet of the pages."""
+    """Return a chart as a file, with the style sheet of the pages."""
     style = _HTML.get_template("style.css.j2").render()
     head, _, rest = str(chart).partition(">")
     return f'{head} xmlns="http://www.w3.org/2000/svg"><style>{style}</style>{rest}\n'
