@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 
-from tam import registry
 from tam.lab.core.results import PACKED_FILE
 from tam.lab.core.selection import PresetGroup, load_groups
 from tam.lab.report import build_report, render_markdown
-from tam.lab.report.model import Report
+from tam.lab.report.evidence import REGISTERED
+from tam.lab.report.model import Tally
 from tam.lab.report.render import render_svg
 
 ROOT = Path(__file__).parent
 CHARTS = ("images", "online", "warmup", "graph")  # the folders whose first chart is written as a picture
 COLUMNS = (
     "folder", "what was run", "trials", "seeds per variant", "hardware, torch",
-    "TAM or AdaTAM against what it is compared with",
+    "TAM or AdaTAM at an equal effective lr",
 )  # fmt: skip
 HEADER = """\
 # Published results
@@ -24,6 +23,9 @@ HEADER = """\
 Each folder holds the trials of one experiment in a packed file, and a report. `tam lab report FOLDER -o
 report.html` writes the page with all charts. `tam lab unpack` gives the run folder back. `make results`
 writes this page and the reports. [What the runs have shown](../docs/findings.md) says what they mean.
+
+The last column counts comparisons by their 95 % intervals. They are exploratory: `tam lab verdicts` judges
+the paper's claims.
 
 """
 
@@ -36,12 +38,12 @@ def main() -> None:
         groups = load_groups(packed)
         plans = [plan for group in groups for plan in group.plans]
         # Registered comparisons have no figures before all of their seeds are run.
-        if any(plan.preset == "registered" and plan.to_run() for plan in plans):
+        if any(plan.preset.startswith(REGISTERED) and plan.to_run() for plan in plans):
             rows.append([name, *describe_runs(groups), "no report before all registered seeds are run"])
             continue
         report = build_report(groups)
         (folder / "report.md").write_text(render_markdown(report), encoding="utf-8")
-        rows.append([f"[{name}]({name}/report.md)", *describe_runs(groups), count_verdicts(groups, report)])
+        rows.append([f"[{name}]({name}/report.md)", *describe_runs(groups), describe_tally(report.tally)])
         if name in CHARTS:
             title, chart = next((s.title, s.charts[0]) for s in report.sections if s.charts)
             (folder / "chart.svg").write_text(render_svg(chart), encoding="utf-8")
@@ -63,22 +65,11 @@ def describe_runs(groups: list[PresetGroup]) -> list[str]:
     return [f"{titles}: {presets}", str(len(results.records)), spread, hardware]
 
 
-def count_verdicts(groups: list[PresetGroup], report: Report) -> str:
-    """Count the verdicts of the report on variants of TAM and AdaTAM."""
-    torque = {
-        variant.name
-        for group in groups
-        for plan in group.plans
-        for variant in plan.study.variants
-        if registry.get(variant.optimizer).has_alignment and not variant.control_of
-    }
-    variants = [one for preset in report.presets for section in preset.studies for one in section.variants]
-    verdicts = Counter(
-        one.difference.verdict or "no verdict"
-        for one in variants
-        if one.difference is not None and one.name in torque
-    )
-    return ", ".join(f"{count} {verdict}" for verdict, count in verdicts.most_common()) or "not compared"
+def describe_tally(tally: Tally) -> str:
+    """Return how often TAM or AdaTAM differs at an equal effective learning rate."""
+    if not tally.total:
+        return "not compared"
+    return f"{tally.ahead} ahead, {tally.behind} behind, {tally.unclear} not distinguishable"
 
 
 if __name__ == "__main__":
