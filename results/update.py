@@ -12,7 +12,7 @@ from tam.lab.report.model import Tally
 from tam.lab.report.render import render_svg
 
 ROOT = Path(__file__).parent
-CHARTS = ("images", "online", "warmup", "graph")  # the folders whose first chart is written as a picture
+CHARTS = ("images", "online")  # the folders whose first chart is written as a picture
 COLUMNS = (
     "folder", "what was run", "trials", "seeds per variant", "hardware, torch",
     "TAM or AdaTAM at an equal effective lr",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from xml.etree import ElementTree
 
@@ -75,6 +76,12 @@ def test_right_favours_tam_also_where_lower_is_better(higher: bool) -> None:
 def test_what_is_clipped_has_an_arrow(mark: Mark, tips: list[float]) -> None:
     svg = plot(mark)
     assert arrows_of(svg) == tips and LEFT < x_of(svg) < RIGHT
+
+
+def test_an_interval_without_ends_goes_from_edge_to_edge() -> None:
+    svg = plot(Mark("square", 0.0, -math.inf, math.inf))
+    assert interval_of(svg) == (LEFT, RIGHT) and arrows_of(svg) == [LEFT - 5, RIGHT + 5]
+    assert not [one for one in plot(Mark("square", 0.0)).iter("path") if one.get("class") == "interval"]
 
 
 def test_a_screen_reader_has_a_title_and_a_description() -> None:

@@ -23,7 +23,7 @@ LEGEND: Mapping[Shape, str] = {
 
 @dataclass(frozen=True)
 class Mark:
-    """A difference and its interval, divided by the margin. NaN: no interval."""
+    """A difference and its interval, divided by the margin. NaN: no interval. An end can be infinite."""
 
     shape: Shape
     x: float
@@ -33,7 +33,7 @@ class Mark:
 
     @property
     def has_interval(self) -> bool:
-        return not math.isnan(self.low + self.high)
+        return not (math.isnan(self.low) or math.isnan(self.high))
 
 
 @dataclass(frozen=True)
