@@ -49,7 +49,7 @@ class StudyResults:
     @cached_property
     def outcomes(self) -> Mapping[str, Outcome]:
         """The finished trials of each variant that has some planned."""
-        return {one.variant.name: one for one in self.plan.outcomes()}
+        return {one.variant.name: one for one in self.plan.outcomes() if one.planned}
 
     @cached_property
     def duplicates(self) -> Mapping[str, str]:
@@ -140,6 +140,7 @@ def describe_study(results: StudyResults) -> list[str]:
         *([f"The paper says: {paper}"] if paper else []),
         *(f"{name}: the same runs as {other}, at the same lr." for name, other in results.duplicates.items()),
         *(text for name, other in further if (text := _describe_difference(results, name, other))),
+        *(f"{one.name}: {why}." for one in study.variants if (why := results.plan.why_left_out(one))),
         *_explain_missing_seeds(results),
         *_describe_damping(results),
     ]
