@@ -21,9 +21,10 @@ from tam.lab.core.store import TrialFolder
 from tam.lab.core.study import Study
 from tam.lab.experiments.images import trial as images
 from tam.lab.experiments.warmup import forks
-from tam.lab.experiments.warmup.figures import BARRIERS, first_jump
+from tam.lab.experiments.warmup.figures import BARRIERS
 from tam.lab.experiments.warmup.studies import EXPERIMENT
 from tam.lab.report import build_report, render_markdown
+from tam.lab.report.outcomes import first_jump
 from tam.lab.training.augmentation import normalize
 from tests.lab.experiments.test_images import config as run_config
 from tests.lab.experiments.test_images import make_training, outcome, run

@@ -102,7 +102,7 @@ def test_further_comparisons_are_below_the_table() -> None:
 
 def test_what_a_preset_plans_and_was_not_run_is_named() -> None:
     group = group_with(ALL)
-    other = replace(group.planned[0], name="other", title="What nobody ran")
+    other = replace(group.plans[0].study, name="other", title="What nobody ran")
     text = render_markdown(build_report([PresetGroup(group.plans, (other,))]))
     assert "- Planned in the preset paper, but not run: What nobody ran.\n" in text
     assert "not run:" not in render_markdown(build_report([group]))

@@ -130,10 +130,6 @@ class PresetGroup:
     plans: list[Plan]
     not_run: tuple[Study, ...]
 
-    @property
-    def planned(self) -> list[Study]:
-        return [*(plan.study for plan in self.plans), *self.not_run]
-
 
 def load_groups(path: Path) -> list[PresetGroup]:
     """Return everything that was run in a folder or packed, by experiment and preset.

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from statistics import mean, median
-from typing import NamedTuple
+from collections.abc import Mapping
+from statistics import mean
 
 from markupsafe import Markup
 
 from tam.lab.core.plan import Plan
 from tam.lab.report.charts import line_chart, mean_series
+from tam.lab.report.outcomes import first_jump
 
 BARRIERS = {
     "barrier_train": "training loss",
@@ -17,25 +17,6 @@ BARRIERS = {
     "barrier_train_as_they_are": "training loss, statistics as interpolated",
     "barrier_validation_as_they_are": "validation loss, statistics as interpolated",
 }
-
-
-class Jump(NamedTuple):
-    """An abrupt rise: its epoch, and by what factor."""
-
-    epoch: int
-    size: float
-
-
-def first_jump(norms: Sequence[float], window: int = 10, factor: float = 1.5) -> Jump | None:
-    """Return the first epoch, counted from 1, whose |g| exceeds `factor` times the median before it.
-
-    The median is over the last `window` epochs, so a slow rise is no jump. Earlier epochs are not judged.
-    """
-    for i in range(window, len(norms)):
-        typical = median(norms[i - window : i])
-        if norms[i] > factor * typical > 0:
-            return Jump(i + 1, norms[i] / typical)
-    return None
 
 
 def report_lines(plan: Plan) -> list[str]:
