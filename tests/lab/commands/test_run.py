@@ -31,7 +31,7 @@ def test_a_run_is_done_once(folder: Path) -> None:
     stamps = {path: path.stat().st_mtime_ns for path in folder.glob("trials/*/result.json")}
     code, output = tam_lab("run", "images", "--preset", "smoke", "--out", folder, "--device", "cpu")
     assert code == 0 and "trials to run" not in output
-    assert "all 10 trials are finished: nothing to run\n" in output and ": done. For a report" in output
+    assert "all 12 trials are finished: nothing to run\n" in output and ": done. For a report" in output
     assert {path: path.stat().st_mtime_ns for path in folder.glob("trials/*/result.json")} == stamps
     assert selections_of(load_existing_results(folder)) == [Selection("images", "smoke", tuning_seeds=1)]
 
