@@ -82,6 +82,13 @@ def test_the_gate(control: list[float], verdict: str) -> None:
     assert judge(outcomes, part(controls=(CONTROL,))).verdict == verdict
 
 
+def test_a_control_counts_only_with_all_its_seeds() -> None:
+    outcomes = {"SGDM": BASE, "TAM": MUCH_BETTER, CONTROL: ALIKE}
+    assert judge(outcomes, part(controls=(CONTROL,))).verdict == "holds"
+    row = judge({**outcomes, CONTROL: ALIKE[:4]}, part(controls=(CONTROL,)))
+    assert row.verdict == "undecided" and not row.parts[0].controls
+
+
 def test_constant_damping_at_one_half_is_the_baseline_itself() -> None:
     both = part(controls=(CONTROL, "TAM, constant damping"))
     outcomes = {"SGDM": BASE, "TAM": MUCH_BETTER, CONTROL: ALIKE}

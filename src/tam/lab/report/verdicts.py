@@ -120,10 +120,12 @@ def _judge_comparison(part: Part, evidence: Evidence) -> PartResult:
         return replace(result, why=f"{n} of {part.n} seeds so far" if n else pilots_only)
     if found is None or math.isnan(found.low):
         return replace(result, why="The spread is not known", estimate=found)
+    outcomes = evidence.registered(part.study)
+    needed = part.n - outcomes[part.variant].diverged  # a run that diverged has no d to replay
     controls = {
         name: one
         for name in part.controls
-        if (one := _compare(part, evidence.registered(part.study), part.variant, name)) is not None
+        if (one := _compare(part, outcomes, part.variant, name)) is not None and one.n >= needed
     }
     result = replace(result, estimate=found, controls=controls)
     if part.rule in ("superiority", "log-rank"):
@@ -153,7 +155,7 @@ def _judge_superiority(result: PartResult, found: Estimate, evidence: Evidence) 
     if all(one.low > 0 for one in result.controls.values()):
         p = max([found.p, *(one.p for one in result.controls.values())])
         return replace(result, verdict=HOLDS, why=f"Better than {other} and all controls", p=p)
-    for name in part.controls:
+    for name in result.controls:
         control = _compare(part, evidence.registered(part.study), name, part.against)
         if control is not None and control.low > 0:
             kind = "Another seed's" if "another" in name else "Constant"
