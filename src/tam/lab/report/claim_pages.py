@@ -21,6 +21,7 @@ from tam.lab.report.charts import Series, line_chart
 from tam.lab.report.claims import Part
 from tam.lab.report.evidence import Evidence
 from tam.lab.report.forest import ForestRow, Mark, forest_plot
+from tam.lab.report.model import TableData
 from tam.lab.report.render import render, render_svg, render_text
 from tam.lab.report.sections import TEXTS
 from tam.lab.report.statistics import Estimate
@@ -171,7 +172,13 @@ def build_pages(
     if plan is not None:
         charts["lr.svg"] = lr_chart(plan, picture["variants"])
     shared = {"headline": sentence, "damaged": evidence.damaged}
-    context = {**shared, "rows": table, "charts": charts, "notes": TEXTS["claims"]}
+    context = {
+        **shared,
+        "rows": table,
+        "charts": charts,
+        "notes": TEXTS["claims"],
+        "table": parts_table(rows),
+    }
     details = {**shared, "claims": [_details(row) for row in rows]}
     return {
         "claims.md": render_text("claims.md.j2", **context),
@@ -179,6 +186,35 @@ def build_pages(
         "claims.json": json.dumps(without_nan(details), indent=1, ensure_ascii=False, allow_nan=False) + "\n",
         **{name: render_svg(chart) for name, chart in charts.items()},
     }
+
+
+def parts_table(rows: Sequence[Row]) -> TableData:
+    """Return every comparison behind the verdicts, with the tests that check the t-test."""
+    header = [
+        "#",
+        "Part",
+        "Ours (95 % interval)",
+        "n",
+        "Margin",
+        "p (t)",
+        "p (Wilcoxon)",
+        "Diverged (p)",
+        "Verdict",
+    ]
+    cells = []
+    for row in rows:
+        for one in row.parts:
+            found = one.estimate or one.pilot
+            if found is not None:
+                p, signed_rank, mcnemar = (
+                    "" if math.isnan(value) else f"{value:.2g}"
+                    for value in (found.p, found.wilcoxon, found.mcnemar)
+                )
+                failures = " and ".join(map(str, found.failures)) if any(found.failures) else ""
+                failures += f" ({mcnemar})" if mcnemar else ""
+                figures = [format_part(one), str(found.n), f"{one.part.margin:.3g}", p, signed_rank, failures]
+                cells.append([str(row.claim.number), one.part.label, *figures, one.verdict])
+    return TableData(header, cells, is_prose=True)
 
 
 def _details(row: Row) -> dict[str, Any]:
