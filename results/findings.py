@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from statistics import fmean
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from tam.lab.report.claim_pages import build_pages, format_estimate, format_part, headline, table_rows
 from tam.lab.report.claims import paper_claims, read_claims
+from tam.lab.report.comparisons import StudyResults
 from tam.lab.report.evidence import load_evidence
 from tam.lab.report.statistics import Estimate
 from tam.lab.report.verdicts import PartResult, judge_claims
@@ -36,10 +38,26 @@ def build() -> dict[Path, str]:
     def text(result: PartResult, found: Estimate | None) -> str:
         return "not run" if found is None else format_estimate(result.part, found)
 
-    def verdict(number: int) -> str:
-        return next(row.verdict for row in rows if row.claim.number == number and row.claim.counts)
+    def results_of(source: str) -> StudyResults:
+        experiment, preset, study = source.split("/")
+        return StudyResults(evidence.plans[experiment, preset, study])
 
-    functions = {"part": part, "control": control, "equal_lr": equal_lr, "verdict": verdict}
+    def difference(source: str, variant: str, other: str) -> str:
+        results = results_of(source)
+        found = results.difference(variant, other)
+        return "not run" if found is None else found.format(results.study.digits)
+
+    def outcome(source: str, variant: str) -> str:
+        values = results_of(source).outcomes[variant].values(results_of(source).study.outcome)
+        return f"{fmean(values.values()):.1f}"
+
+    functions = {
+        "difference": difference,
+        "outcome": outcome,
+        "part": part,
+        "control": control,
+        "equal_lr": equal_lr,
+    }
     context = {"headline": headline(rows), "rows": table_rows(rows, evidence, DOCS), **functions}
     environment = Environment(loader=FileSystemLoader(DOCS), undefined=StrictUndefined, trim_blocks=True)
     findings = environment.get_template("findings.md.j2").render(context) + "\n"

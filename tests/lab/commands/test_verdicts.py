@@ -108,6 +108,11 @@ def test_two_results_of_one_trial_are_named(folder: Path, tmp_path: Path) -> Non
     path.write_text(json.dumps({**result, "validation": 12.5}))
     code, output = tam_lab("verdicts", folder, copy, "-o", out)
     assert code != 0 and path.parent.name in output and str(copy) in output
+    path.write_text(json.dumps(result))
+    metrics = path.with_name("metrics.jsonl")
+    metrics.write_text(metrics.read_text().replace('"validation": ', '"validation": 1'))
+    code, output = tam_lab("verdicts", folder, copy, "-o", out)
+    assert code != 0 and path.parent.name in output and str(copy) in output
     assert not out.exists()
 
 
@@ -136,6 +141,7 @@ label = "l"
 study = "images/digits"
 variant = "TAM"
 against = "SGDM"
+gate = false
 outcome = { result = ["validation"] }
 margin = 0.5
 n = 5
@@ -151,6 +157,16 @@ n = 5
         ("margin = 0.5", 'margin = "wide"', "'wide'"),
         ("superiority", "magic", "'magic'"),
         ("n = 5", "n = 1", "n at least 2"),
+        ("margin = 0.5", "margin = inf", "margin"),
+        ('label = "l"', "label = 3", "label"),
+        ("n = 5", 'n = 5\neffect = "a"', "effect"),
+        ("gate = false\n", "", "needs controls"),
+        ('against = "SGDM"\n', "", "needs `against`"),
+        ("n = 5", 'n = 5\npilot = "images/x"', "3 parts"),
+        ("n = 5", 'n = 5\nequal_lr = "images/x/y|TAM"', "equal_lr"),
+        ('["validation"]', '"validation"', "wrong type"),
+        ("[[claim]]", '[picture]\nsource = "a"\n[[claim]]', "picture"),
+        ('rule = "superiority"', 'rule = "computed"\ncomputed = "runtime/nothing"', "'runtime/nothing'"),
         ("variant", "varient", "'varient'"),
         (PART, "", "missing"),
         (CLAIM, "[[claim", "claims.toml"),

@@ -121,9 +121,24 @@ def test_a_target(target: float, verdict: str) -> None:
 
 def test_no_verdict_before_n() -> None:
     row = judge({"SGDM": BASE, "TAM": MUCH_BETTER[:4]}, part(gate=False))
-    assert row.verdict == "undecided" and row.why == "4 of 5 seeds so far"
+    assert row.verdict == "undecided" and row.why == "4 of 5 seeds run so far"
     assert row.parts[0].estimate is None  # nothing is shown before n is reached
     assert judge({"SGDM": BASE, "TAM": MUCH_BETTER}, part(gate=False)).verdict == "holds"
+
+
+def test_a_run_without_the_outcome_does_not_count() -> None:
+    made = evidence({"SGDM": BASE, "TAM": MUCH_BETTER})
+    for record in list(made.results.records.values())[-2:]:
+        record.stored_result["validation"] = math.nan
+    (row,) = judge_claims([claim(part(gate=False))], made)
+    assert row.verdict == "undecided" and row.parts[0].estimate is None
+
+
+def test_the_gate_needs_each_of_its_controls() -> None:
+    """Constant damping that is the baseline itself does not stand in for another seed's damping."""
+    both = part(controls=(CONTROL, "TAM, constant damping"))
+    outcomes = {"SGDM": BASE, "TAM": MUCH_BETTER, "TAM, constant damping": ALIKE}
+    assert judge(outcomes, both, alignment=0.0).verdict == "undecided"
 
 
 def test_without_runs_a_claim_is_not_tested() -> None:
@@ -153,6 +168,21 @@ def test_a_diverged_run_counts_at_chance() -> None:
     assert found is not None and found.n == 5
     assert found.mean == pytest.approx((1.9 + 2.2 + 2.0 + 2.1 + (MUCH_BETTER[4] - 10)) / 5)
     assert found.failures == (0, 1) and found.mcnemar == 1.0  # one discordant pair of two sides: p = 1
+
+
+def test_a_diverged_run_counts_as_the_worst_of_its_study() -> None:
+    measure = Measure(result=("validation",), lower=True)
+    outcomes = {"SGDM": BASE, "TAM": [*WORSE[:4], math.nan], CONTROL: [200.0] * 5}
+    found = judge(outcomes, part(gate=False, measure=measure)).parts[0].estimate
+    assert found is not None
+    assert found.mean == pytest.approx((0.9 + 1.1 + 1.0 + 1.2 + (BASE[4] - 200.0)) / 5)
+
+
+def test_a_claim_that_holm_demotes_keeps_its_figure() -> None:
+    weak = [x + d for x, d in zip(BASE, (0.9, 1.6, 0.2, 1.4, 0.5), strict=True)]
+    one = part(gate=False)
+    rows = judge_claims([claim(one), claim(one, number=2)], evidence({"SGDM": BASE, "TAM": weak}))
+    assert all(row.deciding is not None and row.deciding.estimate is not None for row in rows)
 
 
 def test_an_estimate_worked_out_by_hand() -> None:

@@ -30,6 +30,9 @@ def write_verdicts(
     evidence = load_evidence(results)
     rows = judge_claims(declared, evidence)
     pages = build_pages(rows, evidence, picture, out)
+    for name in pages:
+        if (out / name).is_dir():
+            raise LabError(f"{out / name} is a folder: remove it")
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:

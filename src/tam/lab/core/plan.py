@@ -169,12 +169,12 @@ class Plan:
         if variant.damping == "another" and len(self.whole.seeds) < 2:
             return "the study has one seed"
         if variant.damping == "mean" and variant.options.get("scope", "global") == "global":
-            d = self._mean_damping(self.study.variant(variant.control_of or ""))
+            d = self.mean_damping(self.study.variant(variant.control_of or ""))
             if d is not None and abs(2 * d - 1) <= SAME_AS_BASELINE:
                 return f"2 x mean(d) is {2 * d:.3f}, so it is the baseline at the effective lr"
         return ""
 
-    def _mean_damping(self, source: Variant) -> float | None:
+    def mean_damping(self, source: Variant) -> float | None:
         """Return the mean d of a variant over its finished seeds. None if there is none with a d.
 
         All seeds of the whole study count: a part of it leaves out the same controls.

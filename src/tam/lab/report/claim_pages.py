@@ -110,6 +110,11 @@ def _count(result: PartResult | None) -> str:
     return str(shown.n) if shown else ""
 
 
+def _describe_count(result: PartResult | None) -> str:
+    is_pilot = result is not None and result.estimate is None
+    return f"n = {_count(result)}{', pilot' if is_pilot else ''}" if _count(result) else ""
+
+
 def forest_rows(rows: Sequence[Row]) -> list[ForestRow]:
     """Return the rows of the forest plot, in the order of the table."""
     return [
@@ -117,7 +122,7 @@ def forest_rows(rows: Sequence[Row]) -> list[ForestRow]:
             label=f"{row.claim.number} {row.claim.claim}",
             detail=row.deciding.part.label if row.deciding else "",
             marks=_marks(row.deciding), text=format_part(row.deciding).removesuffix(" (pilot)"),
-            n=f"n = {_count(row.deciding)}" if _count(row.deciding) else "", verdict=row.verdict,
+            n=_describe_count(row.deciding), verdict=row.verdict,
             is_stand_in=bool(row.claim.stands_for),
         )
         for row in rows
@@ -141,7 +146,7 @@ def _marks(result: PartResult | None) -> list[Mark]:
     return marks if effect is None else [*marks, Mark("diamond", effect / margin)]
 
 
-def lr_chart(plan: Plan, variants: Sequence[str]) -> Markup:
+def lr_chart(plan: Plan, variants: Sequence[str], titles: Sequence[str]) -> Markup:
     """Return the outcome against the lr, side by side: as it is set, and as an effective lr."""
     series: dict[str, list[Series]] = {"learning rate": [], "effective learning rate": []}
     for style, name in enumerate(variants):
@@ -152,12 +157,14 @@ def lr_chart(plan: Plan, variants: Sequence[str]) -> Markup:
         values = [math.nan if score is None else score for score in scores]
         for label, factor in zip(series, (1.0, ratio), strict=True):
             series[label].append(Series(name, [lr * factor for lr in lrs], values, style=style))
-    titles = ("At equal learning rate the curves differ", "At equal effective learning rate they agree")
     panels = [
         line_chart(lines, title, label, plan.study.label, log_x=True)
         for title, (label, lines) in zip(titles, series.items(), strict=True)
     ]
-    return render("stacked.svg.j2", panels=panels, title=f"{plan.study.label} against the learning rate")
+    seeds = ", ".join(map(str, plan.study.tuning_seeds))
+    caption = f"{plan.experiment.name}: {plan.study.title}. Pilot runs, tuning seed {seeds}."
+    title = f"{plan.study.label} against the learning rate"
+    return render("stacked.svg.j2", panels=panels, title=title, caption=caption)
 
 
 def build_pages(
@@ -170,7 +177,7 @@ def build_pages(
     forest = forest_plot(forest_rows(rows), "Differences on the paper's claims", sentence)
     charts = {"forest.svg": forest}
     if plan is not None:
-        charts["lr.svg"] = lr_chart(plan, picture["variants"])
+        charts["lr.svg"] = lr_chart(plan, picture["variants"], picture["titles"])
     shared = {"headline": sentence, "damaged": evidence.damaged}
     context = {
         **shared,
@@ -212,7 +219,8 @@ def parts_table(rows: Sequence[Row]) -> TableData:
                 )
                 failures = " and ".join(map(str, found.failures)) if any(found.failures) else ""
                 failures += f" ({mcnemar})" if mcnemar else ""
-                figures = [format_part(one), str(found.n), f"{one.part.margin:.3g}", p, signed_rank, failures]
+                margin = "" if one.part.rule in ("sign", "log-rank") else f"{one.part.margin:.3g}"
+                figures = [format_part(one), str(found.n), margin, p, signed_rank, failures]
                 cells.append([str(row.claim.number), one.part.label, *figures, one.verdict])
     return TableData(header, cells, is_prose=True)
 

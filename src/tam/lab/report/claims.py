@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 from tam.lab.core.errors import LabError
-from tam.lab.core.registry import EXPERIMENTS_PACKAGE, experiment_names
+from tam.lab.core.registry import EXPERIMENTS_PACKAGE, experiment_names, get_experiment
 from tam.lab.core.toml import read_toml
 from tam.lab.report.outcomes import Measure
 
-COMPARED = ("superiority", "equality", "no-worse", "target", "sign", "log-rank")
+GATED = ("superiority", "log-rank")
+PAIRED = (*GATED, "equality", "no-worse")
+COMPARED = (*PAIRED, "target", "sign")
 RULES = (*COMPARED, "computed", "lr-ratio")
 MAX_WORDS = 8  # of the reason next to a verdict
 
@@ -76,6 +79,11 @@ def read_claims(path: Path) -> tuple[list[Claim], dict[str, Any]]:
         declared = read_toml(path)
         claims = [_read_claim(one) for one in declared["claim"]]
         picture = dict(declared.get("picture", {}))
+        is_complete = {"source", "variants", "titles"} <= picture.keys()
+        if picture and not (is_complete and str(picture["source"]).count("/") == 2):
+            raise ValueError("picture needs source = EXPERIMENT/PRESET/STUDY, variants and titles")
+        if not claims:
+            raise ValueError("it has no claim")
     except OSError as error:
         raise LabError(f"{path} cannot be read: {error.strerror}") from error
     except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -87,7 +95,7 @@ def _read_claim(declared: Mapping[str, Any]) -> Claim:
     place = f"claim {declared.get('number', '?')}"
     parts = tuple(_read_part(part, place) for part in declared.get("part", ()))
     values = {key: value for key, value in declared.items() if key != "part"}
-    _check_names(Claim, values, place)
+    _check_types(Claim, values, place)
     claim = Claim(**values, parts=parts)
     if bool(parts) == bool(claim.missing):
         raise ValueError(f"{place}: needs parts, or a reason in `missing`")
@@ -101,28 +109,54 @@ def _read_part(declared: Mapping[str, Any], place: str) -> Part:
     rule = values.get("rule")
     if rule not in RULES:
         raise ValueError(f"{place}: rule must be one of {', '.join(RULES)}, got {rule!r}")
-    if rule in COMPARED:
-        try:
-            values["measure"] = Measure.from_toml(values.pop("outcome", {}))
-        except (ValueError, TypeError) as error:
-            raise ValueError(f"{place}: {error}") from error
-    for key in ("controls", "pilots"):
-        values[key] = tuple(values.get(key, ()))
-    _check_names(Part, values, place)
-    for key, kind in (("margin", (int, float)), ("target", (int, float)), ("n", int)):
-        if not isinstance(values.get(key, 0), kind):
-            raise ValueError(f"{place}: {key} must be a number, got {values[key]!r}")
-    part = Part(**values)
-    if rule in COMPARED and (not part.margin > 0 or part.n < 2):
-        raise ValueError(f"{place}: margin must be above 0 and n at least 2, got {part.margin} and {part.n}")
-    sources: Sequence[str] = [part.study, part.pilot, part.equal_lr, part.computed, *part.pilots]
-    for source in filter(None, sources):
-        if source.partition("/")[0] not in experiment_names():
-            raise ValueError(f"{place}: there is no experiment {source.partition('/')[0]!r}")
+    try:
+        outcome = values.pop("outcome", {})
+        measure = {"measure": Measure.from_toml(outcome)} if rule in COMPARED else {}
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"{place}: {error}") from error
+    _check_types(Part, values, place)
+    lists = {key: tuple(values.get(key, ())) for key in ("controls", "pilots")}
+    part = Part(**{**values, **measure, **lists})
+    _check_part(part, place)
     return part
 
 
-def _check_names(kind: type, values: Mapping[str, Any], place: str) -> None:
-    unknown = sorted(values.keys() - {one.name for one in fields(kind)})
-    if unknown:
-        raise ValueError(f"{place}: unknown entry {unknown[0]!r}")
+def _check_part(part: Part, place: str) -> None:
+    """Raise ValueError if a part cannot be judged, before any result is read."""
+    if part.rule in COMPARED and (not part.margin > 0 or part.n < 2):
+        raise ValueError(f"{place}: margin must be above 0 and n at least 2, got {part.margin} and {part.n}")
+    if part.rule in PAIRED and not part.against:
+        raise ValueError(f"{place}: the rule {part.rule} needs `against`")
+    if part.rule in GATED and part.gate and not part.controls:
+        raise ValueError(f"{place}: the rule {part.rule} needs controls, or gate = false")
+    study, *names = part.equal_lr.split("|")
+    pilots = [(one, 1) for one in part.pilots]
+    forms = [(part.study, 1), (part.computed, 1), (part.pilot, 2), (study, 2), *pilots]
+    for source, slashes in forms:
+        if not source:
+            continue
+        if source.count("/") != slashes:
+            raise ValueError(f"{place}: {source!r} must have {slashes + 1} parts")
+        if source.partition("/")[0] not in experiment_names():
+            raise ValueError(f"{place}: there is no experiment {source.partition('/')[0]!r}")
+    if part.equal_lr and len(names) != 2:
+        raise ValueError(f"{place}: equal_lr must be EXPERIMENT/PRESET/STUDY|VARIANT|AGAINST")
+    experiment, _, name = part.computed.partition("/")
+    if (part.rule == "computed") != bool(name) or (name and name not in get_experiment(experiment).computed):
+        raise ValueError(f"{place}: nothing computes {part.computed!r}")
+
+
+def _check_types(kind: type, values: Mapping[str, Any], place: str) -> None:
+    """Raise ValueError if an entry is unknown or of a wrong type."""
+    types = {one.name: str(one.type) for one in fields(kind)}
+    for key, value in values.items():
+        if key not in types:
+            raise ValueError(f"{place}: unknown entry {key!r}")
+        is_number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        is_valid = {
+            "str": isinstance(value, str), "bool": isinstance(value, bool), "float": is_number,
+            "float | None": is_number, "int": is_number and isinstance(value, int),
+            "tuple[str, ...]": isinstance(value, list) and all(isinstance(one, str) for one in value),
+        }.get(types[key], False)  # fmt: skip
+        if not is_valid:
+            raise ValueError(f"{place}: {key} cannot be {value!r}")

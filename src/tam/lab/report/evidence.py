@@ -3,22 +3,25 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from statistics import fmean
 
 from tam.lab.core.errors import LabError
-from tam.lab.core.plan import Outcome, Plan
-from tam.lab.core.results import PACKED_FILE, RUNS_FILE, Results, TrialRecord, load_existing_results
+from tam.lab.core.plan import SAME_AS_BASELINE, Outcome, Plan
+from tam.lab.core.results import (
+    PACKED_FILE,
+    RUNS_FILE,
+    Results,
+    TrialRecord,
+    load_existing_results,
+    without_nan,
+)
 from tam.lab.core.selection import select_plans, selections_of
 from tam.lab.report.claims import Part
 from tam.lab.report.sections import section_anchor
-from tam.step.rule import damping_of
 
 REGISTERED = "registered"  # how the presets of registered comparisons begin
-NEAR_HALF = 0.01  # constant damping this near to 1/2 is the baseline itself
 
 
 @dataclass
@@ -69,10 +72,12 @@ class Evidence:
 
     def needed_controls(self, part: Part) -> list[str]:
         """Return the controls that a part must beat: not constant damping where it is the baseline itself."""
-        records = self.registered(part.study)[part.variant].records.values()
-        s = [row["alignment"] for record in records for row in record.metrics if "alignment" in row]
-        is_baseline = bool(s) and abs(2 * damping_of(fmean(s)) - 1) <= NEAR_HALF
-        return [name for name in part.controls if not (is_baseline and "constant" in name)]
+        needed = list(part.controls)
+        for plan in self._registered_plans(part.study):
+            d = plan.mean_damping(plan.study.variant(part.variant))
+            if d is not None and abs(2 * d - 1) <= SAME_AS_BASELINE:
+                needed = [name for name in needed if "constant damping" not in name]
+        return needed
 
 
 def _merge(plans: Sequence[Plan]) -> dict[str, Outcome]:
@@ -114,19 +119,25 @@ def find_results(path: Path) -> list[Path]:
 
 
 def _add(evidence: Evidence, record: TrialRecord, source: Path) -> None:
+    """Add a trial. Two copies must have the same figures; if one lacks a file, the fuller one is kept."""
     known = evidence.results.records.get(record.key)
-    if known is None:
-        evidence.results.records[record.key], evidence.origins[record.key] = record, source
-    elif _figures(known) != _figures(record):
-        both = f"{evidence.origins[record.key]} and {source}"
-        raise LabError(f"{both} have different results of the same trial, {record.key}")
+    if known is not None:
+        before, after = _figures(known), _figures(record)
+        if any(before[name] != after[name] for name in before if before[name] and after[name]):
+            both = f"{evidence.origins[record.key]} and {source}"
+            raise LabError(f"{both} have different results of the same trial, {record.key}")
+        if sum(map(bool, after.values())) <= sum(map(bool, before.values())):
+            return
+    evidence.results.records[record.key], evidence.origins[record.key] = record, source
 
 
-def _figures(record: TrialRecord) -> str:
-    """Return what two results of the same trial must share: everything but time, machine and files."""
+def _figures(record: TrialRecord) -> dict[str, str]:
+    """Return what two copies of a trial must share: everything but time, machine, files and settings."""
     left_out = ("timing", "machine", "files", "settings")
-    figures = {key: value for key, value in record.stored_result.items() if key not in left_out}
-    return json.dumps({k: None if isinstance(v, float) and math.isnan(v) else v for k, v in figures.items()})
+    result = {key: value for key, value in record.stored_result.items() if key not in left_out}
+    s = [] if record.alignment is None else record.alignment.tolist()
+    contents = {"result": result, "metrics": record.metrics, "scores": record.scores, "alignment": s}
+    return {k: json.dumps(without_nan(v), sort_keys=True) if v else "" for k, v in contents.items()}
 
 
 def _size(plan: Plan) -> int:

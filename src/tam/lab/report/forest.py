@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from markupsafe import Markup
@@ -53,6 +53,7 @@ def forest_plot(
     rows: Sequence[ForestRow], title: str, description: str, hollow: str = LEGEND["hollow"]
 ) -> Markup:
     """Return the plot as an `<svg>` element. `hollow` says what a hollow square is."""
+    rows = [replace(row, marks=[mark for mark in row.marks if math.isfinite(mark.x)]) for row in rows]
     shapes = {mark.shape for row in rows for mark in row.marks}
     texts: dict[Shape, str] = {**LEGEND, "hollow": hollow}
     legend = {shape: text for shape, text in texts.items() if shape in shapes}

@@ -54,6 +54,8 @@ class Measure:
     def __post_init__(self) -> None:
         if sum(bool(getattr(self, kind)) for kind in KINDS) != 1:
             raise ValueError(f"outcome must have exactly one of {', '.join(KINDS)}")
+        if self.log and self.chance is not None:
+            raise ValueError("outcome can have log or chance, not both")
         if self.alignment not in ("", "start", "lowest", "end"):
             raise ValueError(f"alignment must be 'start', 'lowest' or 'end', got {self.alignment!r}")
 
@@ -63,7 +65,12 @@ class Measure:
         unknown = sorted(declared.keys() - {field.name for field in fields(cls)})
         if unknown:
             raise ValueError(f"outcome has no metric or option {unknown[0]!r}")
-        return cls(**{**declared, "result": tuple(declared.get("result", ()))})
+        texts = [declared.get(key, "") for key in ("last", "until", "jump", "alignment")]
+        names, numbers = declared.get("result", []), [declared.get(key, 1) for key in ("scores", "epochs")]
+        is_valid = isinstance(names, list) and all(isinstance(text, str) for text in (*names, *texts))
+        if not is_valid or not all(isinstance(number, int) and number > 0 for number in numbers):
+            raise ValueError("outcome has an entry of a wrong type")
+        return cls(**{**declared, "result": tuple(names)})
 
     def of(self, record: TrialRecord) -> float:
         """Return the figure of a trial, before a logarithm. NaN: it diverged, or has no such figure."""
@@ -71,7 +78,9 @@ class Measure:
             return math.nan if self.chance is None else self.chance
         value = self._read(record)
         value = max(value, self.floor) if self.floor else value
-        return math.log(value) if self.log and value > 0 else value
+        if self.log and not value > 0:
+            raise LabError(f"trial {record.key}: {value:g} has no logarithm")
+        return math.log(value) if self.log else value
 
     @staticmethod
     def _known(figures: Mapping[str, Any], name: str, record: TrialRecord) -> Any:
@@ -81,7 +90,10 @@ class Measure:
 
     def _read(self, record: TrialRecord) -> float:
         if self.result:
-            return fmean(float(self._known(record.result, name, record)) for name in self.result)
+            figures = [self._known(record.result, name, record) for name in self.result]
+            if not all(isinstance(figure, int | float) for figure in figures):
+                raise LabError(f"{', '.join(self.result)} of trial {record.key} are no numbers")
+            return fmean(figures)
         if self.scores:
             scores = [float(stored["score"]) for stored in record.scores.values()]
             return fmean(scores) if len(scores) == self.scores else math.nan

@@ -63,7 +63,7 @@ class Row:
     @property
     def deciding(self) -> PartResult | None:
         """The part that the verdict comes from: the first one with this verdict and a figure."""
-        alike = [one for one in self.parts if one.verdict == self.verdict]
+        alike = [one for one in self.parts if one.verdict == self.verdict] or [*self.parts]
         return next((one for one in alike if one.estimate or one.pilot or one.figure), (*alike, None)[0])
 
 
@@ -117,14 +117,17 @@ def _judge_comparison(part: Part, evidence: Evidence) -> PartResult:
         if n == seeds == 0:
             return replace(result, verdict=NOT_TESTED, why="No runs yet")
         pilots_only = f"Pilots only, {seeds} seed{'s' if seeds > 1 else ''}"
-        return replace(result, why=f"{n} of {part.n} seeds so far" if n else pilots_only)
-    if found is None or math.isnan(found.low):
+        return replace(result, why=f"{n} of {part.n} seeds run so far" if n else pilots_only)
+    if found is None or found.n < part.n:
+        count = 0 if found is None else found.n
+        return replace(result, why=f"{count} of {part.n} seeds have this outcome")
+    if math.isnan(found.low):
         return replace(result, why="The spread is not known", estimate=found)
     outcomes = evidence.registered(part.study)
     needed = part.n - outcomes[part.variant].diverged  # a run that diverged has no d to replay
     controls = {
         name: one
-        for name in part.controls
+        for name in (evidence.needed_controls(part) if part.gate else part.controls)
         if (one := _compare(part, outcomes, part.variant, name)) is not None and one.n >= needed
     }
     result = replace(result, estimate=found, controls=controls)
@@ -144,13 +147,14 @@ def _judge_superiority(result: PartResult, found: Estimate, evidence: Evidence) 
     other = part.against.partition(",")[0].split(" at ")[0].split(" warm-up")[0]
     if not found.low > 0:
         if found.high < part.margin:
-            worse = found.high < 0
-            why = f"Worse than {other} at equal effective lr" if worse else f"Gain below {part.margin:g}"
+            why = f"Any gain is below the margin, {part.margin:g}"
+            if found.high < 0:
+                why = f"Worse than {other} at equal effective lr"
             return replace(result, verdict=FAILS, why=why)
         return replace(result, why=f"Interval too wide at n = {found.n}")
     if not part.gate:
         return replace(result, verdict=HOLDS, why=f"Better than {other}", p=found.p)
-    if len(result.controls) < len(evidence.needed_controls(part)):
+    if not result.controls.keys() >= {*evidence.needed_controls(part)}:
         return replace(result, why="Better, but controls are not run")
     if all(one.low > 0 for one in result.controls.values()):
         p = max([found.p, *(one.p for one in result.controls.values())])
@@ -159,7 +163,7 @@ def _judge_superiority(result: PartResult, found: Estimate, evidence: Evidence) 
         control = _compare(part, evidence.registered(part.study), name, part.against)
         if control is not None and control.low > 0:
             kind = "Another seed's" if "another" in name else "Constant"
-            return replace(result, verdict=SCHEDULE, why=f"{kind} damping does it, too")
+            return replace(result, verdict=SCHEDULE, why=f"{kind} damping gives the same gain")
     return replace(result, why="Not better than its controls")
 
 
@@ -203,9 +207,11 @@ def _compare(part: Part, outcomes: Mapping[str, Outcome], variant: str, against:
         return None
     measure = part.measure
     compared = [outcomes[name].records for name in filter(None, (variant, against))]
-    values = [measure.of(record) for records in compared for record in records.values()]
-    finite = [value for value in values if math.isfinite(value)]
-    worst = (max if measure.lower else min)(finite, default=math.nan)
+    worst = math.nan
+    if measure.chance is None and any(one.diverged for records in compared for one in records.values()):
+        every = [one for outcome in outcomes.values() for one in outcome.records.values() if not one.diverged]
+        values = [value for value in map(measure.of, every) if math.isfinite(value)]
+        worst = (max if measure.lower else min)(values, default=math.nan)
     ours, *theirs = (outcomes_by_seed(records, measure, worst) for records in compared)
     if not theirs:
         return estimate(ours, part.target, measure.lower)
@@ -221,15 +227,16 @@ def _compare(part: Part, outcomes: Mapping[str, Outcome], variant: str, against:
 
 def _judge_lr_ratio(part: Part, evidence: Evidence) -> PartResult:
     """Count the stored grids in which the best lr of TAM is the target times SGDM's. It is exploratory."""
-    ratios = []
+    ratios, at_edges = [], 0
     for plan in evidence.plans_of(part.pilots):
         names = [variant.name for variant in plan.study.variants]
         if part.variant in names and part.against in names:
             lrs = [plan.selected_lr(plan.study.variant(name)) for name in (part.variant, part.against)]
             if lrs[0] is not None and lrs[1] is not None:
                 ratios.append(lrs[0][0] / lrs[1][0])
+                at_edges += lrs[0][1] and lrs[1][1]
     if not ratios:
         return PartResult(part, NOT_TESTED, "No runs yet")
     alike = sum(math.isclose(ratio, part.target, rel_tol=1e-6) for ratio in ratios)
-    figure = f"{alike} of {len(ratios)} grids"
-    return PartResult(part, UNDECIDED, "Pilots only, one tuning seed", figure=figure)
+    figure = f"{alike} of {len(ratios)} grids, {at_edges} at both edges"
+    return PartResult(part, UNDECIDED, "Pilots only", figure=figure)
