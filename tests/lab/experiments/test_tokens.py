@@ -76,7 +76,7 @@ def test_text_is_cut_into_blocks_and_kept(tmp_path: Path, monkeypatch: pytest.Mo
     assert torch.equal(again["train"].ids, blocks["train"].ids)
     many = len(blocks["valid"]) + 1  # a batch is for training alone
     assert len(tokens.load_blocks("generated", tokenizer, 32, many, tmp_path, tmp_path)["valid"]) < many
-    monkeypatch.setattr(text, "LINES", {"train": 300, "valid": 100, "test": 60})
+    monkeypatch.setattr(text, "PARTS", {"train": 300, "valid": 100, "test": 60})
     other = tokens.load_blocks(*given)  # the same text, split otherwise
     assert len(other["valid"]) > len(blocks["valid"])
     monkeypatch.undo()

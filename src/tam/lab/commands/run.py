@@ -133,6 +133,8 @@ def run_experiment(
             runner.run(selection, location, count, display, engine, address)
     if is_main:
         print(f"{out}: done. For a report, run: tam lab report {shlex.quote(str(out))} -o report.html")
+    if torchrun.started():
+        torchrun.end_process()
 
 
 def describe_run(plans: list[Plan], location: RunLocation, workers: int) -> list[str]:
