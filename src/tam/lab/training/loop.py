@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -126,23 +127,23 @@ class StepRecorder:
         self.continue_at(steps)
 
 
-class NetworkLearner:
+class NetworkLearner(ABC):
     """What is trained, with everything a checkpoint must hold of it."""
 
     model: nn.Module
     optimizer: Optimizer
     recorder: StepRecorder
 
+    @abstractmethod
     def epoch(self, epoch: int) -> Generator[None, None, dict[str, Any] | None]:
         """Train one epoch, counted from 0. Yield after every step and return the metrics.
 
         They include "epoch", counted from 1, and "loss". None: this epoch only leads to the trial's start.
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def result(self, metrics: list[dict[str, Any]]) -> dict[str, Any]:
         """Return the result of a trial from the metrics of its epochs."""
-        raise NotImplementedError
 
     def agree(self, is_due: bool) -> bool:
         """Return whether a checkpoint is due, the same on all ranks."""
