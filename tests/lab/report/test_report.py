@@ -267,6 +267,14 @@ def test_choices_of_an_experiment_are_shown_once() -> None:
     assert render_markdown(report).count("cosine") == render_html(report).count("cosine") == 1
 
 
+def test_a_study_that_two_presets_share_is_shown_once() -> None:
+    """The preset with more of its trials is kept."""
+    part, whole = group_with({"SGDM": SGDM, "TAM": TAM}), group_with(ALL)
+    whole.plans[0].preset = "controls"
+    (section,) = build_report([part, whole]).sections
+    assert "preset controls" in section.title and len(section.variants) == len(VARIANTS)
+
+
 def test_settings_of_results_are_not_shown() -> None:
     """Some are unreliable."""
     (plan,) = group_with(ALL).plans

@@ -60,7 +60,7 @@ class Evidence:
 
     def place_of(self, part: Part) -> tuple[Path, str] | None:
         """Return the folder of the results that a part is judged by, and the anchor of its report section."""
-        plans = self._registered_plans(part.study)
+        plans = sorted(self._registered_plans(part.study), key=_size, reverse=True)
         if not any(one.records for one in self.registered(part.study).values()) and part.pilot:
             experiment, preset, name = part.pilot.split("/")
             plans = [plan for key, plan in self.plans.items() if key == (experiment, preset, name)]

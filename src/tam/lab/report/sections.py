@@ -28,13 +28,15 @@ HOLLOW = "not at an equal effective lr"
 
 def build_report(groups: Sequence[PresetGroup]) -> Report:
     """Return the report of what was run."""
-    every_result = [[StudyResults(plan) for plan in group.plans] for group in groups]
+    every_result = _without_repeats([[StudyResults(plan) for plan in group.plans] for group in groups])
     flat = [results for of_preset in every_result for results in of_preset]
     names = dict.fromkeys(name for results in flat for name, one in results.outcomes.items() if one.records)
     styles = {name: style for style, name in enumerate(names)}  # one look per variant on the whole page
     anchors = iter(_unique([section_anchor(results.plan) for results in flat]))
     presets: list[PresetSection] = []
     for group, of_preset in zip(groups, every_result, strict=True):
+        if not of_preset:
+            continue
         experiment = group.plans[0].experiment
         is_first = experiment.name not in {one.experiment for one in presets}
         studies = [_study_section(results, styles, next(anchors)) for results in of_preset]
@@ -50,6 +52,20 @@ def build_report(groups: Sequence[PresetGroup]) -> Report:
     experiments = ", ".join(dict.fromkeys(one.experiment for one in presets))
     notes = [*TEXTS["notes"], *_missing_studies(groups)]
     return Report(f"Torque-aware momentum: {experiments}", answer, tally, forest, notes, presets)
+
+
+def _without_repeats(every_result: Sequence[Sequence[StudyResults]]) -> list[list[StudyResults]]:
+    """Leave out a study if another preset has one of this name with all of its finished trials."""
+    flat = [results for of_preset in every_result for results in of_preset]
+    names = [(results.plan.experiment.name, results.study.name) for results in flat]
+    keys = [{r.key for one in results.outcomes.values() for r in one.records.values()} for results in flat]
+
+    def is_repeated(results: StudyResults) -> bool:
+        i = next(place for place, one in enumerate(flat) if one is results)
+        others = [j for j in range(len(flat)) if j != i and names[j] == names[i]]
+        return bool(keys[i]) and any(keys[i] < keys[j] or (keys[i] == keys[j] and j < i) for j in others)
+
+    return [[results for results in of_preset if not is_repeated(results)] for of_preset in every_result]
 
 
 def section_anchor(plan: Plan) -> str:
