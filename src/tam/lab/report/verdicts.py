@@ -104,47 +104,47 @@ def _judge(part: Part, evidence: Evidence) -> PartResult:
 
 
 def _judge_comparison(part: Part, evidence: Evidence) -> PartResult:
-    found = _compare(part, evidence.registered(part.study), part.variant, part.against)
+    outcomes = evidence.registered(part.study)
+    pilots = evidence.pilot(part.pilot, part.study) if part.pilot else {}
     pilot_names = part.pilot_variant or part.variant, part.pilot_against or part.against
-    pilot = _compare(part, evidence.pilot(part.pilot, part.study), *pilot_names) if part.pilot else None
     place, _, names = part.equal_lr.partition("|")
     equal_lr = _compare(part, evidence.pilot(place, part.study), *names.split("|")) if place else None
-    result = PartResult(part, UNDECIDED, "", pilot=pilot, equal_lr=equal_lr)
-    n = len(_common_seeds(evidence.registered(part.study), [part.variant, *filter(None, [part.against])]))
+    result = PartResult(part, UNDECIDED, "", pilot=_compare(part, pilots, *pilot_names), equal_lr=equal_lr)
+    n = len(_common_seeds(outcomes, part.variant, part.against))
     if n < part.n:
-        pilots = evidence.pilot(part.pilot, part.study) if part.pilot else {}
-        seeds = len(_common_seeds(pilots, [name for name in pilot_names if name]))
+        seeds = len(_common_seeds(pilots, *pilot_names))
         if n == seeds == 0:
             return replace(result, verdict=NOT_TESTED, why="No runs yet")
         pilots_only = f"Pilots only, {seeds} seed{'s' if seeds > 1 else ''}"
         return replace(result, why=f"{n} of {part.n} seeds run so far" if n else pilots_only)
+    found = _compare(part, outcomes, part.variant, part.against)
     if found is None or found.n < part.n:
         count = 0 if found is None else found.n
         return replace(result, why=f"{count} of {part.n} seeds have this outcome")
+    result = replace(result, estimate=found)
     if math.isnan(found.low):
-        return replace(result, why="The spread is not known", estimate=found)
-    outcomes = evidence.registered(part.study)
-    needed = part.n - outcomes[part.variant].diverged  # a run that diverged has no d to replay
-    controls = {
-        name: one
-        for name in (evidence.needed_controls(part) if part.gate else part.controls)
-        if (one := _compare(part, outcomes, part.variant, name)) is not None and one.n >= needed
-    }
-    result = replace(result, estimate=found, controls=controls)
+        return replace(result, why="The spread is not known")
     if part.rule in ("superiority", "log-rank"):
-        return _judge_superiority(result, found, evidence)
+        return _judge_superiority(result, found, outcomes, evidence.needed_controls(part))
     return RULES[part.rule](result, found)
 
 
-def _common_seeds(outcomes: Mapping[str, Outcome], names: Sequence[str]) -> set[int]:
-    """Return the seeds that all of these variants have finished."""
-    seeds = [set(outcomes[name].records) if name in outcomes else set() for name in names]
+def _common_seeds(outcomes: Mapping[str, Outcome], *names: str) -> set[int]:
+    """Return the seeds that all of these variants have finished. An empty name is none."""
+    seeds = [set(outcomes[name].records) if name in outcomes else set() for name in names if name]
     return set.intersection(*seeds) if seeds else set()
 
 
-def _judge_superiority(result: PartResult, found: Estimate, evidence: Evidence) -> PartResult:
+def _judge_superiority(
+    result: PartResult, found: Estimate, outcomes: Mapping[str, Outcome], needed_controls: Sequence[str]
+) -> PartResult:
+    """Judge a superiority claim. A control counts if it has all seeds but those whose source diverged."""
     part = result.part
     other = part.against.partition(",")[0].split(" at ")[0].split(" warm-up")[0]
+    seeds = part.n - outcomes[part.variant].diverged
+    differences = {name: _compare(part, outcomes, part.variant, name) for name in needed_controls}
+    controls = {name: one for name, one in differences.items() if one is not None and one.n >= seeds}
+    result = replace(result, controls=controls)
     if not found.low > 0:
         if found.high < part.margin:
             why = f"Any gain is below the margin, {part.margin:g}"
@@ -154,13 +154,13 @@ def _judge_superiority(result: PartResult, found: Estimate, evidence: Evidence) 
         return replace(result, why=f"Interval too wide at n = {found.n}")
     if not part.gate:
         return replace(result, verdict=HOLDS, why=f"Better than {other}", p=found.p)
-    if not result.controls.keys() >= {*evidence.needed_controls(part)}:
+    if len(controls) < len(needed_controls):
         return replace(result, why="Better, but controls are not run")
-    if all(one.low > 0 for one in result.controls.values()):
-        p = max([found.p, *(one.p for one in result.controls.values())])
+    if all(one.low > 0 for one in controls.values()):
+        p = max([found.p, *(one.p for one in controls.values())])
         return replace(result, verdict=HOLDS, why=f"Better than {other} and all controls", p=p)
-    for name in result.controls:
-        control = _compare(part, evidence.registered(part.study), name, part.against)
+    for name in controls:
+        control = _compare(part, outcomes, name, part.against)
         if control is not None and control.low > 0:
             kind = "Another seed's" if "another" in name else "Constant"
             return replace(result, verdict=SCHEDULE, why=f"{kind} damping gives the same gain")
