@@ -12,11 +12,12 @@ import pytest
 from tam.lab.core.config import TrialConfig
 from tam.lab.core.controls import another_seeds_damping, controls, with_controls
 from tam.lab.core.errors import LabError
+from tam.lab.core.ladder_plan import make_plan
 from tam.lab.core.plan import Plan
 from tam.lab.core.registry import Experiment, experiment_names, get_experiment
 from tam.lab.core.results import Results, TrialRecord, load_results
 from tam.lab.core.runner import count_trials
-from tam.lab.core.study import Study, Variant
+from tam.lab.core.study import Ladder, Study, Variant
 from tam.lab.experiments.images.trial import Config
 
 RESULTS = Path(__file__).parents[3] / "results"
@@ -203,13 +204,13 @@ def test_every_file_of_experiments_is_found_and_its_configs_are_valid() -> None:
         assert {"quick", "smoke"} <= set(experiment.presets)
         for studies in experiment.presets.values():
             for study in studies:
-                made = Plan(experiment, with_controls(study), Results())
+                made = make_plan(experiment, with_controls(study), Results())
                 assert all(trial.epochs >= 0 for _, trial in made.to_run())  # progress needs them
                 assert made.to_run()
                 assert all(
                     made.comparison_trials(variant)
                     for variant in made.study.variants
-                    if len(variant.lrs) == 1
+                    if len(variant.lrs) == 1 or isinstance(study, Ladder)
                 )
                 assert study.variant(study.baseline)
                 assert not set(study.seeds) & set(study.tuning_seeds)
@@ -229,7 +230,7 @@ def test_registered_seeds_are_fresh(name: str, count: int) -> None:
     experiment, trials = get_experiment(name), {}
     for study in experiment.presets["registered"]:
         workload = {**study.workload, **({"titles": TITLES} if name == "graph" else {})}
-        made = Plan(experiment, replace(study, workload=workload), Results())
+        made = make_plan(experiment, replace(study, workload=workload), Results())
         assert len(study.seeds) >= 10 and not study.tuning_seeds
         trials |= {
             trial.key: trial.canonical

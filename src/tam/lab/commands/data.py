@@ -11,6 +11,7 @@ from tam.lab import data as sets
 from tam.lab.commands.list import load_experiments
 from tam.lab.commands.options import DataFolder
 from tam.lab.core.errors import DataError
+from tam.lab.core.ladder_plan import make_plan
 from tam.lab.core.plan import Plan
 from tam.lab.core.results import Results
 from tam.lab.data import default_folder, files
@@ -33,7 +34,7 @@ def list_data(data: DataFolder = None) -> None:
     users: dict[str, dict[str, None]] = {name: {} for name in sets.SETS}
     for experiment in experiments:
         for study in (study for studies in experiment.presets.values() for study in studies):
-            for name in sets_needed(Plan(experiment, study, Results())):
+            for name in sets_needed(make_plan(experiment, study, Results())):
                 users[name][experiment.name] = None
     for name, data_set in sets.SETS.items():
         size = f"{data_set.megabytes():.0f} MB" if data_set.megabytes() else "-"

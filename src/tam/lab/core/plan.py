@@ -32,7 +32,7 @@ class Outcome:
 
     def values(self, key: str) -> dict[int, float]:
         """Return a figure of the results by seed, without those that are not finite."""
-        figures = {seed: _figure(record, key) for seed, record in self.records.items()}
+        figures = {seed: figure_of(record, key) for seed, record in self.records.items()}
         return {seed: figure for seed, figure in figures.items() if math.isfinite(figure)}
 
     @property
@@ -117,13 +117,13 @@ class Plan:
             return None
         if any(record.diverged for record in finished):
             return float("-inf" if self.study.higher else "inf")
-        return mean(_figure(record, self.study.outcome) for record in finished)
+        return mean(figure_of(record, self.study.outcome) for record in finished)
 
     def tuning_outcomes(self, variant: Variant, lr: float) -> dict[int, float]:
         """Return the outcome of an lr by tuning seed, without those that diverged."""
         records = [(trial.seed, self.record(trial)) for trial in self.tuning_trials(variant, [lr])]
         return {
-            seed: _figure(record, self.study.outcome)
+            seed: figure_of(record, self.study.outcome)
             for seed, record in records
             if record is not None and not record.diverged
         }
@@ -151,16 +151,20 @@ class Plan:
         selected = self.selected_lr(variant)
         if selected is None:
             return None
-        lr, seeds = selected[0], self.study.seeds
+        return self.trials_at(variant, selected[0], source_lr=selected[0], test=True)
+
+    def trials_at(self, variant: Variant, lr: float, source_lr: float, *, test: bool) -> list[TrialConfig]:
+        """Return the trials of a variant at an lr, one per seed. A control takes its source's d at an lr."""
+        seeds = self.study.seeds
         if variant.damping is None:
-            return [self.trial(variant, lr, seed, test=True) for seed in seeds]
-        source = self.study.variant(variant.control_of or "")  # at the same lr
+            return [self.trial(variant, lr, seed, test=test) for seed in seeds]
+        source = self.study.variant(variant.control_of or "")
         # The next seed of the whole study, also if only some of its seeds are run: a control is one trial.
         every, step = self.whole.seeds, int(variant.damping == "another")
         source_seeds = [every[(every.index(seed) + step) % len(every)] for seed in seeds]
-        keys = [self.trial(source, lr, seed, test=True).key for seed in source_seeds]
+        keys = [self.trial(source, source_lr, seed, test=test).key for seed in source_seeds]
         return [
-            self.trial(variant, lr, seed, test=True, damping=variant.damping, damping_of=key)
+            self.trial(variant, lr, seed, test=test, damping=variant.damping, damping_of=key)
             for seed, key in zip(seeds, keys, strict=True)
         ]
 
@@ -201,17 +205,23 @@ class Plan:
         ]
         if tuning:  # no test data is read before every lr is selected
             return tuning
-
-        def has_damping(key: str) -> bool:
-            source = self.results.get(key)
-            return source is not None and not source.diverged  # one that diverged has no d
-
         return [
             (variant, trial)
             for variant in self.study.variants
             for trial in self.comparison_trials(variant) or []
-            if self.record(trial) is None and (trial.damping_of is None or has_damping(trial.damping_of))
+            if self.can_run(trial)
         ]
+
+    def can_run(self, trial: TrialConfig) -> bool:
+        """Return True if a trial has no result, and the d it takes over is recorded."""
+        if self.record(trial) is not None or trial.damping_of is None:
+            return self.record(trial) is None
+        source = self.results.get(trial.damping_of)
+        return source is not None and not source.diverged  # one that diverged has no d
+
+    def is_finished(self) -> bool:
+        """Return True if every planned trial of the comparison has a result."""
+        return all(len(outcome.records) >= outcome.planned for outcome in self.outcomes())
 
     def outcomes(self) -> list[Outcome]:
         """Return the finished trials of every variant."""
@@ -234,7 +244,7 @@ class Plan:
         return {name: earlier for name, earlier in names.items() if name != earlier}
 
 
-def _figure(record: TrialRecord, key: str) -> float:
+def figure_of(record: TrialRecord, key: str) -> float:
     """Return a number of a result. NaN if it has none."""
     value = record.result.get(key)
     if value is not None and not isinstance(value, int | float):

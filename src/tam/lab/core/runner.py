@@ -110,7 +110,7 @@ def finished_trials(plan: Plan) -> dict[str, TrialRecord]:
 def _describe_finished(plans: Sequence[Plan]) -> str:
     """Return what to say if nothing can run."""
     count = len({key for plan in plans for key in finished_trials(plan)})
-    if any(len(outcome.records) < outcome.planned for plan in plans for outcome in plan.outcomes()):
+    if not all(plan.is_finished() for plan in plans):
         return f"{count} trials are finished, and no other trial can run"
     return f"all {count} trials are finished: nothing to run"
 
@@ -123,7 +123,7 @@ def count_trials(plans: Sequence[Plan]) -> RoundStarted:
     for plan in plans:
         trials = [trial for _, trial in plan.to_run()]
         keys = {trial.key for trial in trials}
-        is_tuning = any(not trial.test for trial in trials)
+        is_tuning = bool(plan.study.tuning_seeds) and any(not trial.test for trial in trials)
         for variant in plan.study.variants:
             configs = plan.comparison_trials(variant)
             waiting = {

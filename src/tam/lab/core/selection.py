@@ -9,6 +9,7 @@ from typing import Any
 
 from tam.lab.core import controls
 from tam.lab.core.errors import LabError
+from tam.lab.core.ladder_plan import make_plan
 from tam.lab.core.plan import Plan
 from tam.lab.core.registry import get_experiment
 from tam.lab.core.results import RUN_AGAIN, RUNS_FILE, Results, load_existing_results
@@ -89,7 +90,7 @@ def select_plans(selection: Selection, results: Results) -> list[Plan]:
     plans = []
     for study in having or selected:  # if no study has these variants, the error names one
         part = study.only(selection.variants, selection.seeds, selection.controls)
-        plans.append(Plan(experiment, part, results, selection.preset, study))
+        plans.append(make_plan(experiment, part, results, selection.preset, study))
     return plans
 
 
@@ -158,4 +159,4 @@ def _merge(plan: Plan, other: Plan) -> Plan:
     tuning_seeds = max(study.tuning_seeds, other_study.tuning_seeds, key=len)
     variants = max(study.variants, other_study.variants, key=len)
     merged = replace(study, tuning_seeds=tuning_seeds, variants=variants)
-    return Plan(plan.experiment, merged, plan.results, plan.preset)
+    return make_plan(plan.experiment, merged, plan.results, plan.preset)

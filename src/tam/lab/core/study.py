@@ -1,19 +1,23 @@
 """A study: a workload, and the variants that are compared on it.
 
 The lr of each variant is selected with tuning seeds. The variants are then compared at those lrs with other
-seeds, whose test data is read once, at the end.
+seeds, whose test data is read once, at the end. A ladder is a study that selects no lr: it runs all of them.
 """
 
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any
 
 from tam.lab.core.errors import LabError
 
 HALF_DECADE = 10**0.5
+MIN_RUNGS = 5  # of a ladder
+SAME_FACTOR = 1e-3  # relative difference up to which two factors between rungs are the same
 Table = tuple[list[str], list[list[str]]]  # header and rows
 
 
@@ -73,6 +77,10 @@ class Study:
         for variant in self.variants:
             if (variant.control_of is None) != bool(variant.lrs):
                 raise ValueError(f"study {self.name}: {variant.name} needs lrs, or none if it is a control")
+        self._check_grids()
+
+    def _check_grids(self) -> None:
+        for variant in self.variants:
             if len(variant.lrs) > 1 and not self.tuning_seeds:
                 raise ValueError(f"study {self.name}: {variant.name} has a grid, which needs tuning seeds")
 
@@ -121,6 +129,65 @@ class Study:
         if variant.versus is not None:
             return variant.versus
         return "" if variant.name == self.baseline or variant.control_of else self.baseline
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ladder(Study):
+    """A study that runs every variant at every lr of its grid with every seed: no lr is selected.
+
+    `Variant.lrs` are the rungs, in the variant's own lr, a constant factor apart (see `rungs`). A control has
+    the rungs of its source, times `lr_ratio`. The outcome is a validation loss, and no test data is read.
+    """
+
+    outcome: str = "validation_loss"
+    label: str = "validation loss"
+    higher: bool = False
+    margin: float = 0.0
+    digits: int = 3
+    cap: float  # a loss that is larger or not finite counts as this one; ln 256 for bytes, for example
+    tolerance: float = 0.02  # nats: the knees are where the mean loss crosses the best one plus this
+    skip_above: bool = True  # leave out the rungs above two at which all seeds (at least 4) failed
+
+    def _check_grids(self) -> None:
+        if self.higher or self.tuning_seeds:
+            raise ValueError(f"ladder {self.name}: lower must be better, and there can be no tuning seeds")
+        if not (math.isfinite(self.cap) and math.isfinite(self.tolerance) and self.tolerance > 0):
+            raise ValueError(f"ladder {self.name}: cap must be finite, and tolerance finite and positive")
+        for variant in (one for one in self.variants if not one.control_of):
+            lrs = sorted(variant.lrs)
+            if len(lrs) < MIN_RUNGS:
+                raise ValueError(
+                    f"ladder {self.name}: {variant.name} must have at least {MIN_RUNGS} rungs, got {len(lrs)}"
+                )
+            factor = (lrs[-1] / lrs[0]) ** (1 / (len(lrs) - 1)) if lrs[0] > 0 else math.nan
+            steps = [upper / lower for lower, upper in pairwise(lrs)] if lrs[0] > 0 else [math.nan]
+            if not factor > 1 or not all(math.isclose(step, factor, rel_tol=SAME_FACTOR) for step in steps):
+                raise ValueError(
+                    f"ladder {self.name}: the rungs of {variant.name} must be positive and a constant factor "
+                    f"apart, got {', '.join(f'{lr:g}' for lr in lrs)}"
+                )
+
+    def grid(self, variant: Variant) -> list[float]:
+        """Return the rungs of a variant in its own lr, ascending. A control has those of its source."""
+        if variant.control_of is None:
+            return sorted(variant.lrs)
+        return [lr * variant.lr_ratio for lr in self.grid(self.variant(variant.control_of))]
+
+    def trials(self) -> int:
+        return sum(len(self.grid(variant)) for variant in self.variants) * len(self.seeds)
+
+    def comparisons(self) -> list[tuple[str, str]]:
+        """Return nothing: a ladder compares no variants at one lr."""
+        return []
+
+
+def rungs(lowest: float, count: int, factor: float = 2**0.5) -> tuple[float, ...]:
+    """Return learning rates a constant factor apart, rounded to 6 significant digits.
+
+    >>> rungs(0.1, 5, 2)
+    (0.1, 0.2, 0.4, 0.8, 1.6)
+    """
+    return tuple(float(f"{lowest * factor**i:.6g}") for i in range(count))
 
 
 @dataclass(frozen=True)
