@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +12,11 @@ import torch
 from tam.lab.core.errors import LabError
 from tam.lab.core.plan import Plan
 from tam.lab.core.registry import get_experiment
-from tam.lab.core.results import load_results
-from tam.lab.core.runner import check_device, count_trials, run
+from tam.lab.core.results import Results, load_results
+from tam.lab.core.runner import _jobs, check_device, count_trials, run
 from tam.lab.core.selection import Selection, select_plans
 from tam.lab.core.store import TrialFolder
-from tam.lab.core.study import Study, Variant
+from tam.lab.core.study import Population, Study, Variant
 from tam.lab.engines import torchrun
 from tam.lab.engines.events import Event, RoundStarted, RunLocation, TrialFinished
 
@@ -101,3 +102,34 @@ def test_a_rank_in_the_environment_alone_does_not_silence_a_run(monkeypatch: pyt
     assert not torchrun.is_first_rank()
     monkeypatch.setenv("RANK", "0")
     assert torchrun.is_first_rank()
+
+
+@pytest.mark.parametrize(
+    "limit, sizes",
+    [(None, [7]), (7, [7]), (100, [7]), (6, [3, 4]), (3, [2, 2, 3]), (2, [1, 2, 2, 2]), (1, [1] * 7)],
+)
+def test_populations_are_split_evenly_and_keep_their_order(limit: int | None, sizes: list[int]) -> None:
+    study = replace(tuned_study(), variants=(Variant("SGDM", "sgdm", (0.1,)),), seeds=tuple(range(7)))
+    population = Population(
+        run=lambda *_: iter(()), kind=lambda config: "one kind", limit=limit and (lambda config: limit)
+    )
+    plan = Plan(replace(get_experiment("toy"), population=population), study, Results())
+    jobs = _jobs(plan.experiment, [plan])
+    assert [job.size for job in jobs] == sizes
+    assert [config.seed for job in jobs for config in (job.config, *job.others)] == [*range(7)]
+    assert [job.label for job in jobs] == [f"{size} networks at once, one kind" for size in sizes]
+
+
+def test_the_smallest_limit_of_a_kind_counts_and_must_be_positive() -> None:
+    plan = Plan(get_experiment("toy"), tuned_study(), Results())  # 4 trials can run now
+
+    def jobs(limits: list[int]) -> list[int]:
+        population = Population(
+            run=lambda *_: iter(()), kind=lambda config: config.optimizer,
+            limit=lambda config: limits[config.optimizer == "tam"],
+        )  # fmt: skip
+        return [job.size for job in _jobs(replace(plan.experiment, population=population), [plan])]
+
+    assert jobs([1, 2]) == [1, 1, 2]
+    with pytest.raises(LabError, match="limit of a population must be at least 1, got 0 for tam"):
+        jobs([1, 0])

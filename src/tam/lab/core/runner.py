@@ -8,6 +8,7 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from tam.lab.core.plan import Plan
 from tam.lab.core.registry import Experiment, get_experiment
 from tam.lab.core.results import TrialRecord, load_results
 from tam.lab.core.selection import Selection, remember_selection, select_plans
+from tam.lab.core.study import Population
 from tam.lab.data import files
 from tam.lab.engines import torchrun
 from tam.lab.engines.events import EventHandler, Job, Notice, RoundStarted, RunLocation
@@ -167,11 +169,25 @@ def _jobs(experiment: Experiment, plans: Sequence[Plan]) -> list[Job]:
             jobs.setdefault(trial.key, Job(experiment.name, trial, label))
     if experiment.population is None:
         return list(jobs.values())
-    groups: dict[str, list[Job]] = {}  # of trials that train in one program
+    groups: dict[str, list[Job]] = {}  # of trials that can train in one program
     for job in jobs.values():
         groups.setdefault(experiment.population.kind(job.config), []).append(job)
     return [
-        replace(group[0], label=f"{len(group)} networks at once, {kind}",
-                others=tuple(job.config for job in group[1:]))
+        replace(part[0], label=f"{len(part)} networks at once, {kind}",
+                others=tuple(job.config for job in part[1:]))
         for kind, group in groups.items()
+        for part in _split(group, experiment.population)
     ]  # fmt: skip
+
+
+def _split(group: Sequence[Job], population: Population) -> list[Sequence[Job]]:
+    """Split trials of one kind evenly, in their order, into parts that do not exceed the limit."""
+    limit = len(group)
+    if population.limit is not None:
+        limit = min(population.limit(job.config) for job in group)
+        if limit < 1:
+            kind = population.kind(group[0].config)
+            raise LabError(f"the limit of a population must be at least 1, got {limit} for {kind}")
+    parts = -(-len(group) // limit)
+    bounds = [len(group) * i // parts for i in range(parts + 1)]
+    return [group[start:end] for start, end in pairwise(bounds)]

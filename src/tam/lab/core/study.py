@@ -216,3 +216,4 @@ class Population:
 
     run: Callable[..., Iterator[Any]]  # takes configs, folders, data folder, device and save_every
     kind: Callable[[Any], str]
+    limit: Callable[[Any], int] | None = None  # the most trials of a config that train together; None: all
