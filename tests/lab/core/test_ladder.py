@@ -195,10 +195,8 @@ def test_every_variant_runs_at_every_rung_with_every_seed_and_no_test_data() -> 
 def test_controls_take_over_the_damping_of_their_source_at_the_same_rung() -> None:
     whole = make_ladder_plan()
     sources = {(trial.lr, trial.seed): trial.key for trial in whole.comparison_trials(TAM)}
-    for plan in (
-        whole,
-        part := make_plan(whole.experiment, whole.study.only([], 2), Results(), "", whole.study),
-    ):
+    part = make_plan(whole.experiment, whole.study.only([], 2), Results(), "", whole.study)
+    for plan in (whole, part):
         for trial in plan.comparison_trials(SHUFFLED) or ():
             assert (trial.damping, trial.damping_of) == ("shuffled", sources[trial.lr, trial.seed])
         for trial in plan.comparison_trials(ANOTHER) or ():

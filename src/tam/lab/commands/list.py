@@ -10,6 +10,7 @@ import typer
 from tam.lab.commands.options import AsJson
 from tam.lab.core.errors import LabError
 from tam.lab.core.registry import Experiment, experiment_names, get_experiment
+from tam.lab.core.study import Ladder
 
 
 def list_experiments(
@@ -35,7 +36,8 @@ def list_experiments(
             print(f"  --preset {preset}")
             for study in studies:
                 variants = ", ".join(f'"{variant}"' for variant in study["variants"])
-                size = f"up to {study['trials']} trials, {study['length']} {study['unit']}s"
+                ladder = f" ({study['ladder']})" if "ladder" in study else ""
+                size = f"up to {study['trials']} trials{ladder}, {study['length']} {study['unit']}s"
                 print(f"    --study {study['study']}: {size}; variants {variants}")
     for failed_name, error in errors.items():
         print(f"{failed_name}: cannot be loaded: {error}")
@@ -60,9 +62,18 @@ def describe(experiment: Experiment) -> dict[str, Any]:
                 "study": study.name, "title": study.title, "trials": study.trials(),
                 "length": study.workload["epochs"], "unit": getattr(experiment.config, "unit", "epoch"),
                 "variants": [variant.name for variant in study.variants],
+                **({"ladder": describe_ladder(study)} if isinstance(study, Ladder) else {}),
             }
             for study in studies
         ]
         for preset, studies in experiment.presets.items()
     }  # fmt: skip
     return {"name": experiment.name, "title": experiment.title, "presets": presets}
+
+
+def describe_ladder(study: Ladder) -> str:
+    """Return the size of a ladder in words."""
+    counts = sorted({len(study.grid(variant)) for variant in study.variants})
+    rungs = " to ".join(dict.fromkeys(map(str, (counts[0], counts[-1]))))
+    seeds = len(study.seeds)
+    return f"a ladder: {rungs} rungs x {seeds} seed{'s' if seeds > 1 else ''} per variant"

@@ -11,6 +11,7 @@ import typer
 
 from tam.lab.commands.options import AsJson, ResultsPath, check_writable
 from tam.lab.core.errors import LabError
+from tam.lab.core.ladder_plan import LadderPlan
 from tam.lab.core.plan import Outcome, Plan
 from tam.lab.core.results import load_existing_results, pack, unpack
 from tam.lab.core.selection import load_groups, select_plans, selections_of
@@ -61,10 +62,11 @@ def unpack_results(
 class VariantStatus:
     name: str
     lr: float | None  # None while it is not selected
-    finished: int  # of the comparison trials, one per seed
+    finished: int  # of the comparison trials, one per seed; of a ladder, one per rung and seed
     planned: int  # 0 for a control that is left out
     blocked: int  # comparison trials that can never run
     note: str  # why they cannot, what the variant waits for, or why it is left out
+    rungs: int = 0  # of a ladder
 
 
 @dataclass(frozen=True)
@@ -89,7 +91,9 @@ def show_status(results: ResultsPath, as_json: AsJson = False) -> None:
         print(f"{study.experiment} {study.preset} {study.study}: {study.state}")
         for one in study.variants:
             blocked = f"{count_trials(one.blocked)} cannot run: " if one.blocked else ""
-            seeds = f"{one.finished} of {one.planned} seeds" if one.planned else ""  # none: left out
+            unit = "trials" if one.rungs else "seeds"
+            seeds = f"{one.finished} of {one.planned} {unit}" if one.planned else ""  # none: left out
+            seeds += f" ({one.rungs} rungs)" if one.rungs else ""
             print(f"  {one.name}: {'; '.join(filter(None, (seeds, blocked + one.note)))}")
 
 
@@ -124,7 +128,7 @@ def study_status(plans: list[Plan], path: Path) -> StudyStatus:
     state += f"; {count_trials(blocked)} cannot run: {reasons}" if blocked else ""
     counts = {
         "variants": (len(asked), len(whole.variants)),
-        "seeds": (max(variant.planned for variant in variants), len(whole.seeds)),
+        "seeds": (max(len(plan.study.seeds) for plan, _ in asked), len(whole.seeds)),
     }
     parts = [f"{count} of {total} {name}" for name, (count, total) in counts.items() if count < total]
     state += f" ({' and '.join(parts)} were asked for)" if parts else ""
@@ -139,6 +143,8 @@ def count_trials(count: int) -> str:
 def variant_status(plan: Plan, outcome: Outcome, is_over: bool) -> VariantStatus:
     """Return how far a variant is. `is_over`: no trial of the study can run now or later."""
     variant, blocked, note = outcome.variant, 0, ""
+    if isinstance(plan, LadderPlan):
+        return ladder_status(plan, outcome, is_over)
     if left_out := plan.why_left_out(variant):
         return VariantStatus(variant.name, outcome.lr, 0, 0, 0, f"left out: {left_out}")
     missing = [trial for trial in plan.comparison_trials(variant) or [] if plan.record(trial) is None]
@@ -159,3 +165,23 @@ def variant_status(plan: Plan, outcome: Outcome, is_over: bool) -> VariantStatus
     elif is_over and missing:
         blocked, note = len(missing), "the source of the damping was not run"
     return VariantStatus(variant.name, outcome.lr, len(outcome.records), outcome.planned, blocked, note)
+
+
+def ladder_status(plan: LadderPlan, outcome: Outcome, is_over: bool) -> VariantStatus:
+    """Return how far a variant of a ladder is. Rungs that the stop rule leaves out are not planned."""
+    variant, notes = outcome.variant, []
+    if left_out := plan.why_left_out(variant):
+        return VariantStatus(variant.name, None, 0, 0, 0, f"left out: {left_out}")
+    trials = plan.comparison_trials(variant)
+    missing = [trial for trial in trials if plan.record(trial) is None]
+    sources = [plan.results.get(trial.damping_of) for trial in missing if trial.damping_of]
+    blocked = sum(source is not None and source.diverged for source in sources)
+    if is_over and missing:
+        blocked = len(missing)
+    if blocked:
+        notes.append("the source of the damping diverged or was not run")
+    if skipped := plan.skipped_rungs(variant):
+        lrs = ", ".join(f"{lr:.3g}" for lr in skipped)
+        notes.append(f"left out: lr {lrs}, above two rungs where every seed failed")
+    counts = len(trials) - len(missing), len(trials), blocked
+    return VariantStatus(variant.name, outcome.lr, *counts, "; ".join(notes), len(plan.grid(variant)))

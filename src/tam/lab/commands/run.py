@@ -19,6 +19,7 @@ from typer import Option
 
 from tam.lab.commands.app import LazyGroup, make_app, make_command, read_summary
 from tam.lab.commands.data import sets_needed
+from tam.lab.commands.list import describe_ladder
 from tam.lab.commands.options import DataFolder
 from tam.lab.commands.progress import ProgressDisplay, describe_duration
 from tam.lab.core import runner
@@ -28,7 +29,7 @@ from tam.lab.core.errors import DataError, LabError, StoppedError
 from tam.lab.core.plan import Plan
 from tam.lab.core.registry import Experiment, experiment_modules, get_experiment
 from tam.lab.core.selection import Selection
-from tam.lab.core.study import Study
+from tam.lab.core.study import Ladder, Study
 from tam.lab.core.toml import read_toml
 from tam.lab.data import default_folder, find
 from tam.lab.engines import torchrun
@@ -142,7 +143,8 @@ def describe_run(plans: list[Plan], location: RunLocation, workers: int) -> list
     lines, seconds, unknown = [], 0.0, []
     for plan in plans:
         counts = runner.count_trials([plan])
-        lines.append(f"{plan.study.name}: {describe_counts(counts)}")
+        ladder = f" ({describe_ladder(plan.study)})" if isinstance(plan.study, Ladder) else ""
+        lines.append(f"{plan.study.name}: {describe_counts(counts)}{ladder}")
         lines += describe_trials(plan)
         total, per_trial = counts.trials + counts.later_trials, measure_seconds(plan)
         seconds += total * (per_trial or 0.0) / workers
@@ -168,6 +170,8 @@ def describe_trials(plan: Plan) -> list[str]:
     """Return a line per variant and lr of the trials that can run now."""
     trials_by_line: dict[tuple[str, str], list[TrialConfig]] = {}
     first_variant: dict[str, str] = {}  # that has a trial, by the trial's key
+    if isinstance(plan.study, Ladder):
+        return describe_rungs(plan)
     for variant, trial in plan.to_run():
         text = f"lr {trial.lr:.3g}, {'seed' if trial.test else 'tuning seed'}"
         trials_by_line.setdefault((variant.name, text), []).append(trial)
@@ -178,6 +182,20 @@ def describe_trials(plan: Plan) -> list[str]:
         sources = {first_variant[trial.key] for trial in trials}
         shared = f" (the same trials as {sources.pop()})" if len(sources) == 1 and name not in sources else ""
         lines.append(f"  {name}: {text}{seeds}{shared}")
+    return lines
+
+
+def describe_rungs(plan: Plan) -> list[str]:
+    """Return a line per variant of the rungs of a ladder that can run now."""
+    trials_by_name: dict[str, list[TrialConfig]] = {}
+    for variant, trial in plan.to_run():
+        trials_by_name.setdefault(variant.name, []).append(trial)
+    lines = []
+    for name, trials in trials_by_name.items():
+        lrs, seeds = sorted({trial.lr for trial in trials}), sorted({trial.seed for trial in trials})
+        rungs = f"{len(lrs)} rungs, lr {lrs[0]:.3g} to {lrs[-1]:.3g}" if len(lrs) > 1 else f"lr {lrs[0]:.3g}"
+        which = f"seed{'s' * (len(seeds) > 1)} {', '.join(map(str, seeds))}"
+        lines.append(f"  {name}: {rungs}, {which} ({len(trials)} trials)")
     return lines
 
 
