@@ -140,6 +140,11 @@ class LadderPlan(Plan):
             outcomes.append(Outcome(variant, lr, at_edge, records, planned, self.study.outcome))
         return outcomes
 
+    def records(self) -> list[TrialRecord]:
+        """Return the finished trials of all variants and rungs."""
+        rungs = (rung for variant in self.study.variants for rung in self.ladder(variant).values())
+        return [*{record.key: record for rung in rungs for record in rung.values()}.values()]
+
     def is_finished(self) -> bool:
         every = (trial for variant in self.study.variants for trial in self.comparison_trials(variant))
         return all(self.record(trial) is not None for trial in every)

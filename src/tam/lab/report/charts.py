@@ -9,8 +9,9 @@ serves light and dark screens. An SVG inside HTML needs no namespace.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count, groupby, pairwise
 from statistics import fmean
 from typing import NamedTuple
@@ -32,7 +33,7 @@ class Series:
     """A line, with a band if it has `low` and `high`. Values that are not finite leave gaps.
 
     `style` numbers the colour and dash pattern; by default it is the first one that no other line of the
-    chart has. Set it to keep a line's look from chart to chart.
+    chart has. Set it to keep a line's look from chart to chart. `points` are drawn as dots next to the line.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Series:
     low: Sequence[float] | None = None
     high: Sequence[float] | None = None
     style: int | None = None
+    points: Sequence[tuple[float, float]] = ()
 
     def __post_init__(self) -> None:
         if (self.low is None) != (self.high is None):
@@ -72,10 +74,16 @@ class Bar(NamedTuple):
 
 def line_chart(
     series: Sequence[Series], title: str, x_label: str, y_label: str, *, log_x: bool = False,
-    log_y: bool = False,
+    log_y: bool = False, limit: float = math.inf,
 ) -> Markup:  # fmt: skip
-    """Return the chart as an `<svg>` element. On a logarithmic axis, values of 0 and less leave gaps."""
+    """Return the chart as an `<svg>` element. On a logarithmic axis, values of 0 and less leave gaps.
+
+    Lines end at `limit`. A triangle at the top marks each x at which a line or a dot lies above it.
+    """
+    above = [_above(s, limit, x_label) for s in series]
+    series = [_clip(s, limit, log_x) for s in series]
     columns = [column for s in series for column in (s.y, s.low, s.high) if column is not None]
+    columns += [[y for _, y in s.points] for s in series]
     x_axis = Axis([v for s in series for v in s.x], 62, WIDTH - 22, margin=0.04 * log_x, log=log_x)
     y_axis = Axis([v for column in columns for v in column], _HEIGHT - 46, 34, margin=0.04, log=log_y)
     taken = {s.style for s in series if s.style is not None}
@@ -83,11 +91,47 @@ def line_chart(
     styled = [((next(free) if s.style is None else s.style) % STYLE_COUNT, s) for s in series]
     bands = [(style, outline) for style, s in styled for outline in _bands(s, x_axis, y_axis)]
     lines = [(style, _thin(rows)) for style, s in styled for rows in _stretches(x_axis, y_axis, s.x, s.y)]
+    dots = [
+        (style, x_axis(x), y_axis(y))
+        for style, s in styled
+        for x, y in s.points
+        if x_axis.draws(x) and y_axis.draws(y)
+    ]
+    marks = [
+        (style, x_axis(x), y_axis.end, text)
+        for (style, _), of_series in zip(styled, above, strict=True)
+        for x, text in of_series
+    ]
     hovers = [hover for s in series for hover in _hovers(s, x_axis, y_axis, x_label)]
     legend, height = _legend(styled)
     frame = {"width": WIDTH, "height": height, "x_axis": x_axis, "y_axis": y_axis}
     texts = {"title": title, "x_label": x_label, "y_label": y_label, "legend": legend}
-    return render("line_chart.svg.j2", bands=bands, lines=lines, hovers=hovers, **frame, **texts)
+    drawn = {"bands": bands, "lines": lines, "dots": dots, "marks": marks, "hovers": hovers}
+    return render("line_chart.svg.j2", **drawn, **frame, **texts)
+
+
+def _above(s: Series, limit: float, x_label: str) -> list[tuple[float, str]]:
+    """Return the x at which a line or some of its dots lie above a limit, and what to say there."""
+    lines = dict(zip(s.x, s.y, strict=True))
+    counts = Counter(x for x, y in s.points if y > limit)
+    places = sorted({x for x, y in lines.items() if y > limit} | {*counts})
+    values = {x: f": {lines[x]:.4g}" if x in lines else "" for x in places}
+    return [(x, f"{s.name}, {x_label} {x:g}{values[x]}; dots above the axis: {counts[x]}") for x in places]
+
+
+def _clip(s: Series, limit: float, log_x: bool) -> Series:
+    """Return a series without what lies above a limit. Its line goes up to where it crosses the limit."""
+    if math.isinf(limit):
+        return s
+    x, y = [*s.x[:1]], [value if value <= limit else math.nan for value in s.y[:1]]
+    for (x0, y0), (x1, y1) in pairwise(zip(s.x, s.y, strict=True)):
+        if (y0 > limit) != (y1 > limit) and math.isfinite(y0 + y1):
+            part = (limit - y0) / (y1 - y0)
+            x.append(x0 * (x1 / x0) ** part if log_x else x0 + (x1 - x0) * part)
+            y.append(limit)
+        x.append(x1)
+        y.append(y1 if y1 <= limit else math.nan)
+    return replace(s, x=x, y=y, low=None, high=None, points=[one for one in s.points if one[1] <= limit])
 
 
 def bar_chart(bars: Sequence[Bar], title: str, x_label: str, legend: Mapping[str, int]) -> Markup:

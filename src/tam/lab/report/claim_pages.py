@@ -23,8 +23,8 @@ from tam.lab.report.evidence import Evidence
 from tam.lab.report.forest import ForestRow, Mark, forest_plot
 from tam.lab.report.model import TableData
 from tam.lab.report.render import render, render_svg, render_text
-from tam.lab.report.sections import TEXTS
 from tam.lab.report.statistics import Estimate
+from tam.lab.report.texts import TEXTS
 from tam.lab.report.verdicts import PartResult, Row
 
 PAPER = "https://arxiv.org/html/2412.18790v1"

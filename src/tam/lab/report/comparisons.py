@@ -10,7 +10,9 @@ from statistics import fmean
 
 from tam import registry
 from tam.lab.core.controls import plain, settled_step
+from tam.lab.core.ladder_plan import LadderPlan
 from tam.lab.core.plan import Outcome, Plan
+from tam.lab.core.results import TrialRecord
 from tam.lab.core.study import Study, Variant
 from tam.lab.report.forest import ForestRow, Mark, Shape
 from tam.lab.report.statistics import Estimate, estimate
@@ -52,13 +54,25 @@ class StudyResults:
         return {one.variant.name: one for one in self.plan.outcomes() if one.planned}
 
     @cached_property
+    def records(self) -> list[TrialRecord]:
+        """The finished trials of all variants; of a ladder, those of all rungs."""
+        if isinstance(self.plan, LadderPlan):
+            return self.plan.records()
+        return [record for one in self.outcomes.values() for record in one.records.values()]
+
+    @cached_property
     def duplicates(self) -> Mapping[str, str]:
         """The variants whose trials are those of an earlier variant."""
         return self.plan.duplicates()
 
     def effective_lr(self, name: str) -> float | None:
-        """Return the lr of SGDM, Adam or AdamW whose settled steps have the same length."""
+        """Return the lr of SGDM, Adam or AdamW whose settled steps have the same length.
+
+        In a ladder, it is the lr of the study's baseline.
+        """
         lr = self.outcomes[name].lr
+        if lr is not None and isinstance(self.plan, LadderPlan):
+            return self.plan.effective_lr(self.study.variant(name), lr)
         return None if lr is None else lr * self.effective_ratio(self.study.variant(name))
 
     def effective_ratio(self, variant: Variant) -> float:

@@ -61,6 +61,53 @@ class StudySection(Section):
     variants: Sequence[VariantSummary]
 
 
+@dataclass(frozen=True, kw_only=True)
+class RungSummary:
+    """The trials of a variant at one rung of a ladder."""
+
+    effective_lr: float
+    lr: float  # the variant's own
+    loss: Summary | None  # of the finished trials, capped
+    failed: int
+    finished: int
+    planned: int  # 0 if the stop rule leaves the rung out
+
+
+@dataclass(frozen=True)
+class Sensitivity:
+    """The learning rate sensitivity in a window of effective lrs."""
+
+    value: float
+    window: tuple[float, float]
+    rungs: int  # of the variant in the window
+    expected: int  # rungs, had the variant one at every place
+
+
+@dataclass(frozen=True, kw_only=True)
+class LadderRow:
+    """The figures of one variant of a ladder. Learning rates are effective ones."""
+
+    name: str
+    best_lr: float | None  # None: no trial is finished
+    best_loss: Summary | None
+    at_edge: bool  # the best rung is the lowest or highest one
+    lower_knee: float | None  # None: outside of the rungs
+    upper_knee: float | None
+    octaves: float | None  # between the knees
+    sensitivity: Sensitivity | None
+    shifted_sensitivity: Sensitivity | None  # in the window moved by the ratio of the best lrs
+    missing: int  # trials that are planned and have no result
+    planned: int
+    rungs: Sequence[RungSummary]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LadderSection(StudySection):
+    """The results of a ladder. `variants` has the figures of each one at its best rung."""
+
+    ladder: Sequence[LadderRow]
+
+
 @dataclass(frozen=True)
 class PresetSection:
     """What was run of a preset."""

@@ -5,24 +5,26 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import compress, count
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
+from tam.lab.core.ladder_plan import LadderPlan
 from tam.lab.core.plan import Outcome, Plan
 from tam.lab.core.selection import PresetGroup
-from tam.lab.core.study import Curve, Study, Variant
-from tam.lab.core.toml import read_toml
+from tam.lab.core.study import Curve, Ladder, Study, Variant
 from tam.lab.models import MODELS
 from tam.lab.report import statistics as stats
 from tam.lab.report.charts import Series, line_chart, mean_series
 from tam.lab.report.comparisons import Comparison, StudyResults, describe_study, distinct_comparisons
 from tam.lab.report.forest import forest_plot
 from tam.lab.report.grids import grid_table
+from tam.lab.report.ladder_charts import AT_BEST, DAMPING
+from tam.lab.report.ladders import describe_rules, ladder_section
 from tam.lab.report.model import PresetSection, Report, StudySection, TableData, Tally, VariantSummary
+from tam.lab.report.texts import TEXTS
 
-TEXTS = read_toml(Path(__file__).with_name("texts.toml"))
 HOLLOW = "not at an equal effective lr"
 
 
@@ -47,10 +49,13 @@ def build_report(groups: Sequence[PresetGroup]) -> Report:
     rows = [results.forest_row(one, with_preset=len(groups) > 1) for results, one in comparisons]
     is_small = bool(flat) and all(results.study.small for results in flat)
     answer = ["This is a small test run.", "Its figures mean nothing."] if is_small else _answer(tally)
+    ladders = [isinstance(results.plan, LadderPlan) for results in flat]
+    if all(ladders) and flat and not is_small:
+        answer = TEXTS["ladder"]["answer"]
     drawn = [row for row in rows if row is not None]
     forest = forest_plot(drawn, "Differences in units of the margin", answer[0], HOLLOW) if drawn else ""
     experiments = ", ".join(dict.fromkeys(one.experiment for one in presets))
-    notes = [*TEXTS["notes"], *_missing_studies(groups)]
+    notes = [*TEXTS["notes"], *(TEXTS["ladder"]["notes"] if any(ladders) else ()), *_missing_studies(groups)]
     return Report(f"Torque-aware momentum: {experiments}", answer, tally, forest, notes, presets)
 
 
@@ -58,7 +63,7 @@ def _without_repeats(every_result: Sequence[Sequence[StudyResults]]) -> list[lis
     """Leave out a study if another preset has one of this name with all of its finished trials."""
     flat = [results for of_preset in every_result for results in of_preset]
     names = [(results.plan.experiment.name, results.study.name) for results in flat]
-    keys = [{r.key for one in results.outcomes.values() for r in one.records.values()} for results in flat]
+    keys = [{record.key for record in results.records} for results in flat]
 
     def is_repeated(results: StudyResults) -> bool:
         i = next(place for place, one in enumerate(flat) if one is results)
@@ -117,24 +122,33 @@ def _study_section(results: StudyResults, styles: Mapping[str, int], anchor: str
     smoke = ": a small test run, its figures mean nothing" if study.small else ""
     variants = [_summarise(results, outcome) for outcome in results.outcomes.values()]
     further_tables = [TableData(*table) for table in experiment.extras.tables(plan)]
-    curve_lines = [(curve, [*_curve_lines(results, curve, styles)]) for curve in experiment.curves]
-    curves = [line_chart(lines, c.title, c.by, c.label, log_y=c.log) for c, lines in curve_lines if lines]
-    return StudySection(
+    is_ladder = isinstance(plan, LadderPlan)  # which has a chart of d
+    shown = [curve for curve in experiment.curves if not (is_ladder and curve.key == DAMPING)]
+    curve_lines = [(curve, [*_curve_lines(results, curve, styles)]) for curve in shown]
+    at_best = f", {AT_BEST}" if is_ladder else ""
+    curves = [
+        line_chart(lines, c.title + at_best, c.by, c.label, log_y=c.log) for c, lines in curve_lines if lines
+    ]
+    section = StudySection(
         title=f"{experiment.name}: {study.title} (preset {plan.preset}{smoke})",
         anchor=anchor,
-        tables=[table for table in (_variant_table(study, variants), grid_table(results)) if table]
-        + further_tables,
-        paragraphs=[*describe_study(results), *experiment.extras.lines(plan)],
+        tables=further_tables,
+        paragraphs=experiment.extras.lines(plan),
         charts=[*curves, *experiment.extras.figures(plan, styles)],
         facts={name: text for name, text in _facts(results).items() if text},
         study=study.name, outcome=study.label, higher_is_better=study.higher, variants=variants,
     )  # fmt: skip
+    if isinstance(plan, LadderPlan):
+        return ladder_section(section, plan, styles)
+    tables = [table for table in (_variant_table(study, variants), grid_table(results)) if table]
+    paragraphs = [*describe_study(results), *section.paragraphs]
+    return replace(section, tables=[*tables, *section.tables], paragraphs=paragraphs)
 
 
 def _summarise(results: StudyResults, outcome: Outcome) -> VariantSummary:
     study, variant, values = results.study, outcome.variant, outcome.values(results.study.outcome)
     summaries = [stats.summarise([*of.values()]) if of else None for of in (values, outcome.values("test"))]
-    other = variant.control_of or study.compared_with(variant)
+    other = "" if isinstance(study, Ladder) else variant.control_of or study.compared_with(variant)
     return VariantSummary(
         name=variant.name, lr=outcome.lr, effective_lr=results.effective_lr(variant.name),
         at_edge=outcome.at_edge, n=len(values), planned=outcome.planned, finished=len(outcome.records),
@@ -183,7 +197,7 @@ def _curve_lines(results: StudyResults, curve: Curve, styles: Mapping[str, int])
 def _facts(results: StudyResults) -> dict[str, str]:
     """Return what was run, where, and what was chosen where the paper leaves it open."""
     plan, study = results.plan, results.study
-    stored = [record.result for outcome in results.outcomes.values() for record in outcome.records.values()]
+    stored = [record.result for record in results.records]
     machines = sorted({_join_settings(result["machine"]) for result in stored})
     dates = sorted({result["timing"]["date"] for result in stored if "date" in result["timing"]})
     period = f" ({' to '.join(dict.fromkeys((dates[0], dates[-1])))})" if dates else ""
@@ -201,6 +215,7 @@ def _facts(results: StudyResults) -> dict[str, str]:
         "parameters": ", ".join(f"{size:,}" for size in sizes),
         "seeds": ", ".join(map(str, study.seeds)),
         "margin": f"±{study.margin:g}" if study.margin else "none",
+        **describe_rules(study),
         "machines": ("; ".join(machines) or "none: no trial of the comparison was run") + period,
         "time": _describe_time([result["timing"] for result in stored]),
         **{name: text for name, text in study.choices.items() if name != "the paper says"},
@@ -220,6 +235,8 @@ def _describe_lrs(plan: Plan, variant: Variant) -> str:
     """Return the learning rates of a variant. The table of the grids has their scores."""
     lrs, seeds = plan.grid(variant), ", ".join(map(str, plan.study.tuning_seeds))
     text = f"{variant.name} {', '.join(f'{lr:.3g}' for lr in lrs)}"
+    if isinstance(plan, LadderPlan):
+        return f"{text} (a ladder)"
     return text + (" (fixed)" if len(lrs) == 1 else f" (tuned, seeds {seeds})")
 
 
