@@ -97,11 +97,11 @@ def line_chart(
         for x, y in s.points
         if x_axis.draws(x) and y_axis.draws(y)
     ]
-    marks = [
-        (style, x_axis(x), y_axis.end, text)
-        for (style, _), of_series in zip(styled, above, strict=True)
-        for x, text in of_series
-    ]
+    marks: list[tuple[int, float, float, str]] = []
+    for (style, _), of_series in zip(styled, above, strict=True):
+        for x, text in of_series:  # several at one x stand side by side
+            place = next(at for at in count(x_axis(x), 7) if all(abs(at - one[1]) >= 7 for one in marks))
+            marks.append((style, place, y_axis.end, text))
     hovers = [hover for s in series for hover in _hovers(s, x_axis, y_axis, x_label)]
     legend, height = _legend(styled)
     frame = {"width": WIDTH, "height": height, "x_axis": x_axis, "y_axis": y_axis}
