@@ -2,6 +2,7 @@
 #   make demo     train the paper's six optimizers on real data and write a page
 #   make test     lint, type-check and test, as CI does
 #   make results  write the pages of results/ from the packed results
+#   make theory   write the tables and pictures of docs/theory.md
 #   make findings write docs/findings.md and docs/claims/ from the packed results
 #   make bench    time the step against torch's optimizers, on the GPU if there is one
 #   make compat   test with the oldest and the newest torch, in .compat (gigabytes)
@@ -11,12 +12,12 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-CODE := src tests benchmarks examples results setup.py
+CODE := src tests benchmarks docs/figures examples results setup.py
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 SOURCES := pyproject.toml constraints.txt setup.py $(wildcard src/tam/step/fused/cpu*.[ch]) \
 	src/tam/step/fused/columns.py src/tam/sharding/sums.py
 
-.PHONY: demo test lint types results findings bench compat compat-oldest compat-newest sanitize install clean
+.PHONY: demo test lint types results findings theory bench compat compat-oldest compat-newest sanitize install clean
 
 demo: $(VENV)/.demo
 	$(BIN)/tam demo
@@ -38,6 +39,9 @@ results: $(VENV)/.dev
 
 findings: $(VENV)/.dev
 	$(BIN)/python results/findings.py
+
+theory: $(VENV)/.dev
+	$(BIN)/python docs/figures/theory.py
 
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/step.py --out benchmarks/results/latest.json

@@ -698,6 +698,25 @@ def test_a_learning_rate_for_adam_warns(name: str) -> None:
     assert (paper["w"] == default["w"]).all()
 
 
+def test_a_cosine_averaged_too_briefly_for_the_momentum_warns() -> None:
+    for make in (
+        lambda: tam.optax.tam(0.1, 0.99),
+        lambda: tam.optax.scale_by_torque(smoothing=0.0),
+        lambda: tam.optax.adatam(b1=0.99),
+        lambda: tam.optax.adatamw(b1=np.float32(0.99)),
+    ):
+        with pytest.warns(UserWarning, match="averages the cosine") as caught:
+            make()
+        assert len(caught) == 1 and caught[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        tam.optax.tam(0.1, 0.95)
+        tam.optax.tam(0.1, 0.99, smoothing=1.0)
+        tam.optax.tam(0.1, 0.99, gain=0.0)
+        tam.optax.tam(0.1, jnp.array(0.99))  # it may be traced
+        tam.optax.adatam(b1=0.99, ema=True)
+
+
 def test_the_state_can_be_donated() -> None:
     params, grads = numbers()
     optimizer = tam.optax.adatam(0.1)

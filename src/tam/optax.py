@@ -22,7 +22,8 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
 from tam._extras import missing
-from tam.options import CHECKS, below_one, nonnegative, one_of, optional_flag
+from tam._warnings import warn_user
+from tam.options import CHECKS, below_one, nonnegative, one_of, optional_flag, warning_of_short_average
 
 try:
     import jax
@@ -106,7 +107,8 @@ def scale_by_torque(
 
     Args:
         momentum: beta
-        smoothing: gamma, the decay rate of the smoothed cosine s; 1 keeps s at 0
+        smoothing: gamma, the decay rate of the smoothed cosine s; 1 keeps s at 0. It should not be below
+            `momentum`: a much shorter average can make training diverge, and warns (docs/theory.md)
         floor: epsilon, the smallest weight of a new gradient
         scope: "global" for one cosine over all leaves of the tree, "tensor" for one per leaf
         gain: how strongly d responds to s; 1 is the paper's rule, 0 keeps d at 1/2
@@ -122,14 +124,14 @@ def scale_by_torque(
 
     Example:
         >>> import jax.numpy as jnp
-        >>> torque = scale_by_torque(smoothing=0.0)  # s is then S
+        >>> torque = scale_by_torque(momentum=0.5, smoothing=0.0)  # s is then S
         >>> state = torque.init(jnp.zeros(2))
         >>> update, state = torque.update(jnp.array([2.0, 0.0]), state)  # no momentum yet: S = 0
         >>> update.tolist(), float(state.alignment)
         ([1.0, 0.0], 0.0)
         >>> update, state = torque.update(jnp.array([-2.0, 0.0]), state)  # against it: S = -1
         >>> round(float(update[0]), 6), float(state.alignment)
-        (0.9, -1.0)
+        (0.5, -1.0)
     """
     dtype = _dtype("accumulator_dtype", accumulator_dtype)
     torque = _Torque(momentum, smoothing, floor, scope, gain, ema, max_grad_norm)
@@ -313,6 +315,18 @@ class _Torque:
 
     def __post_init__(self) -> None:
         _check(**vars(self))
+        self._warn_of_short_average()
+
+    def _warn_of_short_average(self) -> None:
+        """Warn if s is averaged over a much shorter time than m, where the options have values yet."""
+        beta, smoothing, gain = self.momentum, self.smoothing, self.gain
+        if self.ema or not all(isinstance(x, (int, float, np.number)) for x in (beta, smoothing, gain)):
+            return
+        message = warning_of_short_average(
+            "torque-aware momentum", float(beta), float(smoothing), float(gain), "momentum"
+        )
+        if message is not None:
+            warn_user(message)
 
     def init(self, params: Tree, dtype: DType | None) -> tuple[Tree, jax.Array]:
         """Return m and s before the first step; m has this dtype, or with None the parameters'."""

@@ -18,6 +18,9 @@ Method = Literal["cos", "tan"]  # of AngularGrad
 # Options of torch's optimizers for which the library has a rule at this value alone.
 REFUSED = {"nesterov": False, "dampening": 0, "amsgrad": False}
 
+# Warn where the cosine's average is this many times shorter than the momentum's; docs/theory.md measures it.
+SHORT_AVERAGE = 2.5
+
 
 def _refuse(name: str, value: object, allowed: str, kind: type[Exception] = ValueError) -> NoReturn:
     shown = f'"{value}"' if isinstance(value, str) else repr(value)
@@ -111,6 +114,26 @@ def refuse_half(name: str, params: Iterable[Tensor]) -> None:
                 f"{name} does not support float16 parameters, got one of shape {tuple(p.shape)}: squares of "
                 "its gradients underflow. Keep parameters in float32 (with torch.autocast) or bfloat16"
             )
+
+
+def warning_of_short_average(
+    name: str, momentum: float, smoothing: float, gain: float, momentum_name: str
+) -> str | None:
+    """Return what to tell the user if s is averaged over a much shorter time than m; None if it is not.
+
+    A gain below 1 shrinks what s does to the damping, and one of 0 or less cannot accelerate.
+    """
+    # The tolerance is for 1 - 0.9 and the like, which are not exact.
+    if min(gain, 1.0) * (1 - smoothing) <= SHORT_AVERAGE * (1 - momentum) * (1 + 1e-9):
+        return None
+    steps = [f"{1 / (1 - decay):.3g}" for decay in (smoothing, momentum)]
+    return (
+        f"{name} with smoothing={smoothing:g} averages the cosine over about {steps[0]} steps, and with "
+        f"{momentum_name}={momentum:g} the momentum over about {steps[1]}. The damping then follows each "
+        "oscillation: it lets in gradients that accelerate and blocks those that brake, and training can "
+        f"diverge at learning rates where constant damping converges. Use smoothing={momentum:g} or more "
+        "(docs/theory.md has the measurements), or smoothing=1 for constant damping"
+    )
 
 
 # One entry for each option any optimizer of the library has.

@@ -150,6 +150,83 @@ def test_an_lr_of_adams_scale_warns_once_and_names_the_remedy(cls: type) -> None
     assert group["bias_correction"] is False  # the paper's rule
 
 
+def momentum_option(cls: type, beta: float) -> dict[str, Any]:
+    return {"momentum": beta} if cls is tam.TAM else {"betas": (beta, 0.999)}
+
+
+@pytest.mark.parametrize("cls", TORQUE)
+@pytest.mark.parametrize("beta, smoothing", [(0.99, 0.9), (0.9, 0.0), (0.9, 0.74), (0.8, 0.49), (0.99, 0.97)])
+def test_a_cosine_averaged_too_briefly_for_the_momentum_warns_once(
+    cls: type, beta: float, smoothing: float
+) -> None:
+    groups = [{"params": [p]} for p in parameters(SHAPES)]
+    with pytest.warns(UserWarning, match=rf"accelerate.*Use smoothing={beta} or more") as caught:
+        cls(groups, **momentum_option(cls, beta), smoothing=smoothing)
+    assert len(caught) == 1 and caught[0].filename == __file__
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("cls", TORQUE)
+def test_a_cosine_averaged_long_enough_does_not_warn(cls: type) -> None:
+    # 0.75 and 0.5 are 2.5 times shorter, exactly.
+    usual = [(0.9, 0.9), (0.95, 0.9), (0.99, 0.99), (0.9, 0.75), (0.8, 0.5)]
+    for beta, smoothing in [*usual, (0.5, 0.0), (0.0, 0.0), (0.99, 1.0)]:
+        cls(parameters(SHAPES), **momentum_option(cls, beta), smoothing=smoothing)
+    brief = {**momentum_option(cls, 0.99), "smoothing": 0.9}
+    for gain in (0.0, -1.0, 0.25):  # 10 times shorter, with a quarter of the effect
+        cls(parameters(SHAPES), **brief, gain=gain)
+    if cls is not tam.TAM:
+        cls(parameters(SHAPES), **brief, ema=True)  # there is no beta1
+
+
+@pytest.mark.parametrize("cls", TORQUE)
+def test_a_small_gain_warns_of_a_brief_average_if_it_is_brief_enough(cls: type) -> None:
+    with pytest.warns(UserWarning, match="averages the cosine"):
+        cls(parameters(SHAPES), **momentum_option(cls, 0.99), smoothing=0.9, gain=0.26)
+
+
+@pytest.mark.parametrize("cls", TORQUE)
+def test_an_added_group_warns_of_its_own_momentum_alone(cls: type) -> None:
+    first, second, third, fourth = ([p] for p in parameters([(2,)] * 4))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        optimizer = cls(first)
+        optimizer.add_param_group({"params": second})
+    with pytest.warns(UserWarning, match="averages the cosine") as caught:
+        optimizer.add_param_group({"params": third, **momentum_option(cls, 0.99)})
+    assert len(caught) == 1 and caught[0].filename == __file__
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        optimizer.add_param_group({"params": fourth, **momentum_option(cls, 0.99)})
+
+
+@pytest.mark.parametrize("matching, options", [
+    (tam.TAM.matching_sgd, {"momentum": 0.99}), (tam.AdaTAM.matching_adam, {"betas": (0.99, 0.999)}),
+    (tam.AdaTAMW.matching_adamw, {"betas": (0.99, 0.999)}),
+])  # fmt: skip
+def test_a_converted_optimizer_warns_of_a_brief_average_once(matching: Any, options: dict[str, Any]) -> None:
+    with pytest.warns(UserWarning, match="averages the cosine") as caught:
+        matching(parameters(SHAPES), **options)
+    assert len(caught) == 1 and caught[0].filename == __file__
+
+
+@pytest.mark.parametrize("cls", TORQUE)
+def test_copies_checkpoints_and_schedulers_do_not_repeat_the_warning(cls: type) -> None:
+    with pytest.warns(UserWarning, match="averages the cosine"):
+        brief = cls(parameters(SHAPES), **momentum_option(cls, 0.99))
+    usual = cls(parameters(SHAPES))
+    train(brief, 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        copy.deepcopy(brief)
+        brief.load_state_dict(brief.state_dict())
+        usual.load_state_dict(brief.state_dict())
+        cycle = torch.optim.lr_scheduler.OneCycleLR(usual, 0.1, total_steps=8, max_momentum=0.99)
+        for step in range(4):
+            train(usual, 1, start=step)
+            cycle.step()
+
+
 @pytest.mark.parametrize("cls", ALL)
 def test_a_misspelled_option_of_a_group_warns_once(cls: type) -> None:
     groups = [{"params": [p], "weight_decya": 0.1} for p in parameters(SHAPES)]

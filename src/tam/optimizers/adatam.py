@@ -39,7 +39,8 @@ class AdaTAM(TorqueOptimizer):
         betas: $(\beta_1, \beta_2)$
         eps: c, added to the denominator
         weight_decay: $\lambda$, coupled (added to the gradient), outside the cosine; decoupled in `AdaTAMW`
-        smoothing: $\gamma$, the decay rate of the smoothed cosine s; 1 keeps s at 0
+        smoothing: $\gamma$, the decay rate of the smoothed cosine s; 1 keeps s at 0. It should not be below
+            $\beta_1$: a much shorter average can make training diverge, and warns (docs/theory.md)
         floor: $\epsilon$, the smallest weight of a new gradient
         scope: what one cosine is taken over: all parameters ("global"), a group or a tensor
         gain: factor of s in the damping; 1 is the paper's rule, 0 keeps the damping at 1/2
@@ -199,7 +200,8 @@ class AdaTAMW(AdaTAM):
         betas: $(\beta_1, \beta_2)$
         eps: c, added to the denominator
         weight_decay: $\lambda$, decoupled: the weights are multiplied by $1 - \eta \lambda$ before the step
-        smoothing: $\gamma$, the decay rate of the smoothed cosine s; 1 keeps s at 0
+        smoothing: $\gamma$, the decay rate of the smoothed cosine s; 1 keeps s at 0. It should not be below
+            $\beta_1$: a much shorter average can make training diverge, and warns (docs/theory.md)
         floor: $\epsilon$, the smallest weight of a new gradient
         scope: what one cosine is taken over: all parameters ("global"), a group or a tensor
         gain: factor of s in the damping; 1 is the paper's rule, 0 keeps the damping at 1/2

@@ -35,7 +35,8 @@ class TAM(TorqueOptimizer):
         lr: $\eta$, a float or a tensor
         momentum: $\beta$
         weight_decay: $\lambda$, coupled (added to the gradient), outside the cosine
-        smoothing: $\gamma$, the decay rate of the smoothed cosine s; 1 keeps s at 0
+        smoothing: $\gamma$, the decay rate of the smoothed cosine s; 1 keeps s at 0. It should not be below
+            `momentum`: a much shorter average can make training diverge, and warns (docs/theory.md)
         floor: $\epsilon$, the smallest weight of a new gradient
         scope: what one cosine is taken over: all parameters ("global"), a group or a tensor
         gain: factor of s in the damping; 1 is the paper's rule, 0 keeps the damping at 1/2

@@ -13,8 +13,10 @@ from torch._compile import _disable_dynamo
 from torch.nn import Parameter
 from torch.optim.optimizer import ParamsT
 
+from tam._warnings import warn_user
 from tam.optimizers.base import Base, make_state
 from tam.optimizers.checkpoint import LATER, is_dense_real
+from tam.options import warning_of_short_average
 from tam.segments import Segments
 from tam.sharding.dtensor import is_dtensor
 from tam.sharding.exchange import Exchange, verdicts_differ
@@ -58,6 +60,7 @@ class TorqueOptimizer(Base):
         self.tables: FusedTables | None = None  # of the fused step
         self._exchange: Exchange | None = None  # with other ranks; it may have nothing to exchange
         self._captured: list[object] = []  # what CUDA graphs that captured a step will read
+        self._warn_of_short_average(self.param_groups)
 
     def _rule(self) -> Rule:
         """Return the options that have one value for the whole optimizer, as they are now."""
@@ -72,6 +75,23 @@ class TorqueOptimizer(Base):
         if self.segments is not None:  # not in torch's __init__
             self.tables = None
             self.segments.share_again()  # the dtype of a segment's s depends on its parameters' dtypes
+            *others, added = self.param_groups
+            if not any(map(self._short_average, others)):
+                self._warn_of_short_average([added])
+
+    def _short_average(self, group: GroupOptions) -> str | None:
+        """Return a warning if a group's momentum remembers for much longer than the smoothed cosine."""
+        if group.get("ema", False):
+            return None
+        beta, option = (group["betas"][0], "betas[0]") if self.adaptive else (group["momentum"], "momentum")
+        return warning_of_short_average(type(self).__name__, beta, group["smoothing"], group["gain"], option)
+
+    def _warn_of_short_average(self, groups: list[GroupOptions]) -> None:
+        """Warn once. Values that change later do not warn: schedulers move momentum at every step."""
+        for message in map(self._short_average, groups):
+            if message is not None:
+                warn_user(message)
+                return
 
     # ------------------------------------------------------------------ the step
 

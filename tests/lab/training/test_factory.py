@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 
 import pytest
@@ -32,3 +33,14 @@ def test_options_of_a_captured_step_and_of_a_control() -> None:
     control = make_optimizer(config(damping="mean", damping_of="0" * 12), params, 0.2, weight_decay=0.1)
     assert isinstance(control, tam.TAM)
     assert control.param_groups[0]["smoothing"] == 1.0 and control.param_groups[0]["weight_decay"] == 0.1
+
+
+def test_a_short_average_of_the_cosine_warns_once_per_process() -> None:
+    """The ablation of claim 8 has smoothing 0, in many trials."""
+    params = [torch.nn.Parameter(torch.ones(2))]
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("default")  # Python's own for a UserWarning
+        for _ in range(3):
+            make_optimizer(config(optimizer="tam", options={"smoothing": 0.0}), params, 0.2)
+        make_optimizer(config(damping="mean", damping_of="0" * 12), params, 0.2)
+    assert ["averages the cosine" in str(warning.message) for warning in caught] == [True]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
@@ -126,7 +127,9 @@ def size_by_angle(name: str, angles: list[float]) -> list[float]:
     for angle in map(math.radians, angles):
         p = torch.zeros(2, dtype=torch.float64, requires_grad=True)
         options = {"smoothing": 0.0} if name == "tam" else {}
-        optimizer = registry.get(name).create([p], lr=0.0, **options)
+        with warnings.catch_warnings():  # one step with lr=0 cannot diverge
+            warnings.filterwarnings("ignore", ".* averages the cosine over about", UserWarning)
+            optimizer = registry.get(name).create([p], lr=0.0, **options)
         p.grad = torch.zeros(2, dtype=torch.float64)
         optimizer.step()
         optimizer.state[p]["momentum_buffer"].copy_(torch.tensor([1.0, 0.0]))
