@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 from torch.optim import Optimizer
 
-from tam import registry
+from tam.lab import optimizers
 from tam.lab.core.toml import read_toml
 
 DAMPING_CONTROLS = ("mean", "shuffled", "another", "same")  # the last one checks the replacement itself
@@ -46,7 +46,7 @@ class TrialConfig:
     test: bool = False  # whether test data is read, once, at the end
 
     def __post_init__(self) -> None:
-        info = registry.get(self.optimizer)
+        info = optimizers.get(self.optimizer)
         if (self.damping is None) != (self.damping_of is None):
             raise ValueError("damping and damping_of must be given together")
         if self.damping is None:
@@ -61,7 +61,7 @@ class TrialConfig:
     def canonical(self) -> dict[str, Any]:
         """The form that is stored and hashed: normalized values, no defaults."""
         defaults = {f.name: f.default for f in fields(self)}
-        name = registry.get(self.optimizer).name
+        name = optimizers.get(self.optimizer).name
         fixed = CANONICAL_DEFAULTS.get(name, {})
         written = {
             k: list(v) if isinstance(v, tuple) else v for k, v in self.options.items() if v is not None

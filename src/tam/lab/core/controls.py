@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from tam import registry
+from tam.lab import optimizers
 from tam.lab.core.study import Study, Variant
 from tam.switching import transfer
 
@@ -21,12 +21,12 @@ def plain(optimizer: str) -> str:
     """Return what an optimizer is compared with at one effective lr: SGDM, Adam or AdamW."""
     if optimizer in ("adamw", "adatamw"):
         return "adamw"
-    return "sgdm" if transfer.family(registry.get(optimizer).cls) == "sgd" else "adam"
+    return "sgdm" if transfer.family(optimizers.get(optimizer).cls) == "sgd" else "adam"
 
 
 def settled_step(optimizer: str, options: Mapping[str, Any]) -> float:
     """Return the effective lr of an lr of 1."""
-    info = registry.get(optimizer)
+    info = optimizers.get(optimizer)
     # The group of an optimizer would say the same, but the first one of a process takes over a second.
     defaults = {name: one.default for name, one in inspect.signature(info.cls).parameters.items()}
     return float(f"{transfer.settled_step(info.cls, {**defaults, **dict(info.options), **options}):.6g}")
@@ -40,7 +40,7 @@ def current_name(name: str) -> str:
 
 def controls(variant: Variant) -> tuple[Variant, ...]:
     """Return what a variant of TAM or AdaTAM must beat to be said to help."""
-    other = registry.get(plain(variant.optimizer))
+    other = optimizers.get(plain(variant.optimizer))
     accepted = inspect.signature(other.cls).parameters
     options = {k: v for k, v in variant.options.items() if k in accepted}
     ratio = settled_step(variant.optimizer, variant.options) / settled_step(other.name, options)
@@ -70,6 +70,6 @@ def with_controls(study: Study) -> Study:
     """Return the study with the controls of every variant that can have them."""
     variants = {variant.name: variant for variant in study.variants}
     for variant in study.variants if study.controls else ():
-        if registry.get(variant.optimizer).has_alignment and not variant.control_of:
+        if optimizers.get(variant.optimizer).has_alignment and not variant.control_of:
             variants |= {one.name: one for one in controls(variant) if one.name not in variants}
     return replace(study, variants=tuple(variants.values()))

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tam import registry
+from tam.lab import optimizers
 from tam.lab.core.controls import plain, settled_step
 from tam.lab.core.study import HALF_DECADE, Curve, Study, Variant
 from tam.lab.core.toml import read_toml
@@ -56,7 +56,7 @@ def fair(study: Study, tuning_seeds: tuple[int, ...] = TUNING_SEEDS, middle: flo
 
 
 def _range(variant: Variant, lr: float | None) -> tuple[float, ...]:
-    reference = registry.get(plain(variant.optimizer))
+    reference = optimizers.get(plain(variant.optimizer))
     own = lr if lr is not None and (reference.name == "sgdm" or reference.lr is None) else reference.lr
     if own is None:
         raise ValueError(f"{reference.name}: the paper states no lr to take as the middle")
@@ -76,7 +76,7 @@ def _with(study: Study, workload: dict[str, Any], seeds: tuple[int, ...]) -> Stu
     share = workload["epochs"] / study.workload["epochs"]
     variants = []
     for variant in study.variants:
-        lr = registry.get(variant.optimizer).lr
+        lr = optimizers.get(variant.optimizer).lr
         lrs = () if variant.control_of else (lr,) if lr in variant.lrs else (max(variant.lrs),)
         settings = {k: max(1, int(v * share)) if k == "halve_at" else v for k, v in variant.settings.items()}
         variants.append(replace(variant, lrs=lrs, settings=settings))

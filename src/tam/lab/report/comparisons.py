@@ -8,7 +8,7 @@ from functools import cached_property
 from math import isclose
 from statistics import fmean
 
-from tam import registry
+from tam.lab import optimizers
 from tam.lab.core.controls import plain, settled_step
 from tam.lab.core.ladder_plan import LadderPlan
 from tam.lab.core.plan import Outcome, Plan
@@ -129,7 +129,7 @@ class StudyResults:
 
 def has_torque(variant: Variant) -> bool:
     """Return True for TAM, AdaTAM and their relatives, but not for their controls."""
-    return registry.get(variant.optimizer).has_alignment and not variant.control_of
+    return optimizers.get(variant.optimizer).has_alignment and not variant.control_of
 
 
 def distinct_comparisons(every_result: Sequence[StudyResults]) -> list[tuple[StudyResults, Comparison]]:

@@ -39,6 +39,22 @@ def load_source_alignment(
     Raises:
         LabError: If the file is missing or damaged, or has another number of segments.
     """
+    torque = None if optimizer is None else torque_optimizer(optimizer)
+    alignment = read_source_alignment(config, folder, 1 if torque is None else len(torque.segments.members()))
+    if alignment is not None and config.damping == "mean":
+        return alignment.double().mean(0).to(alignment.dtype).expand_as(alignment).contiguous()
+    if alignment is not None and config.damping == "shuffled":
+        generator = torch.Generator().manual_seed(config.seed)
+        return alignment[torch.randperm(len(alignment), generator=generator)]
+    return alignment
+
+
+def read_source_alignment(config: TrialConfig, folder: TrialFolder, segments: int) -> Tensor | None:
+    """Return the s of every step as the source recorded it. None if the trial is no control.
+
+    Raises:
+        LabError: If the file is missing or damaged, or has another number of segments.
+    """
     if config.damping is None:
         return None
     path = folder.path.parent / str(config.damping_of) / ALIGNMENT_FILE
@@ -47,19 +63,12 @@ def load_source_alignment(
         raise LabError(f"{path} is missing: this control needs the alignment of the trial {source}")
     alignment = read_alignment(path)
     alignment = alignment.float() if alignment.dtype == torch.float16 else alignment
-    _check_segments(alignment, optimizer, path.parent.name)
-    if config.damping == "mean":
-        return alignment.double().mean(0).to(alignment.dtype).expand_as(alignment).contiguous()
-    if config.damping == "shuffled":
-        generator = torch.Generator().manual_seed(config.seed)
-        return alignment[torch.randperm(len(alignment), generator=generator)]
+    _check_segments(alignment, segments, path.parent.name)
     return alignment
 
 
-def _check_segments(alignment: Tensor, optimizer: Optimizer | None, source: str) -> None:
+def _check_segments(alignment: Tensor, segments: int, source: str) -> None:
     """Raise LabError if the control's optimizer has another number of segments than its source."""
-    torque = None if optimizer is None else torque_optimizer(optimizer)
-    segments = 1 if torque is None else len(torque.segments.members())
     stored = alignment.shape[1] if alignment.dim() == 2 else 1
     if stored == segments:
         return

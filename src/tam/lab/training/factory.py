@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from tam import registry
+from tam.lab import optimizers
 from tam.lab.core.config import TrialConfig
 from tam.lab.core.errors import LabError
 from tam.lab.core.registry import RunOption
@@ -80,7 +80,7 @@ def make_optimizer(
     config: TrialConfig, params: Any, lr: float | Tensor, *, captured: bool = False, **more_options: Any
 ) -> Optimizer:
     """Return the optimizer of a config. With `captured` its steps can be part of a CUDA graph."""
-    record, options = registry.get(config.optimizer), {**config.options, **more_options}
+    record, options = optimizers.get(config.optimizer), {**config.options, **more_options}
     if config.damping is not None:
         options["smoothing"] = 1.0  # the step leaves s as the control sets it
     if captured:

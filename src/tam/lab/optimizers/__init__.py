@@ -1,0 +1,69 @@
+"""The optimizers that the lab knows by name: those of `tam.registry`, and those it only studies.
+
+- `rule.py`: the rules, for a stack of runs
+- `variants.py`: the same as an optimizer of one network
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch.optim import AdamW
+
+from tam import registry
+from tam.lab.optimizers.rule import Rule
+from tam.lab.optimizers.variants import TAMVariant
+from tam.optimizers import AdaTAMW
+from tam.registry import OptimizerInfo
+
+STUDIED: Mapping[str, OptimizerInfo] = {
+    info.name: info
+    for info in (
+        OptimizerInfo("tam-variant", "TAM variant", TAMVariant, None, ()),
+        # These train in populations, whose steps `Rule` describes. The classes say which lr they share.
+        OptimizerInfo("adatamw-variant", "AdaTAMW variant", AdaTAMW, None, ()),
+        OptimizerInfo("c-adamw", "C-AdamW", AdamW, None, ()),
+        OptimizerInfo("hypergradient-adamw", "AdamW with hypergradient descent", AdamW, None, ()),
+        OptimizerInfo("schedule-free-adamw", "Schedule-free AdamW", AdamW, None, ()),
+    )
+}
+
+
+def get(name: str) -> OptimizerInfo:
+    """Return the optimizer of this name.
+
+    Raises:
+        ValueError: If there is none.
+    """
+    if name.lower() in STUDIED:
+        return STUDIED[name.lower()]
+    try:
+        return registry.get(name)
+    except ValueError as error:
+        raise ValueError(f"{error}, {', '.join(STUDIED)}") from error
+
+
+def rule_of(name: str, options: Mapping[str, Any]) -> Rule:
+    """Return the rule of an optimizer with these options.
+
+    Raises:
+        ValueError: If the lab has no rule for it, or an option has a wrong value.
+        TypeError: If the rule has no such option.
+    """
+    own = dict(options)
+    if "betas" in own:
+        own["momentum"], own["beta2"] = own.pop("betas")
+    fixed_by_name: dict[str, dict[str, Any]] = {
+        "sgdm": {"torque": False}, "tam": {}, "tam-variant": {},
+        "adamw": {"adaptive": True, "torque": False, "bias_correction": True},
+        "adatamw": {"adaptive": True}, "adatamw-variant": {"adaptive": True},
+        "c-adamw": {"adaptive": True, "torque": False, "bias_correction": True, "cautious": True},
+        "hypergradient-adamw": {
+            "adaptive": True, "torque": False, "bias_correction": True,
+            "hypergradient": own.pop("hyper_lr", 0.02),
+        },
+    }  # fmt: skip
+    if name not in fixed_by_name:
+        raise ValueError(f"the lab has no rule for the optimizer {name!r}")
+    return Rule(**{**fixed_by_name[name], **own})
