@@ -83,6 +83,17 @@ def best_loss() -> Study:
     )  # fmt: skip
 
 
+def failures() -> Study:
+    """Return the study of H3's failures: the rung nearest to 1.4 times V4's upper knee, with fresh seeds."""
+    every = variants((RUNGS[7],))
+    return Study(
+        "failures", "Past the upper knee, 4.9M parameters", FIRST_STAGE.workload,
+        tuple(every[key] for key in ("V4", "V5", "V6")), baseline="AdamW, lowered schedule",
+        seeds=tuple(range(200, 232)), outcome="validation", label=FIRST_STAGE.label, test_label="test loss",
+        higher=False, margin=0.01, digits=4, controls=False,
+    )  # fmt: skip
+
+
 def smoke() -> Ladder:
     """Return a ladder of tiny networks on generated text."""
     small = {
@@ -103,7 +114,7 @@ EXPERIMENT = Experiment(
     name="pretrain",
     title="Pretraining a byte-level GPT (beyond the paper)",
     config=trial.Config, run=trial.run_together,
-    presets={"registered": (FIRST_STAGE, best_loss()), "smoke": (smoke(),)},
+    presets={"registered": (FIRST_STAGE, best_loss(), failures()), "smoke": (smoke(),)},
     choices=NOTES["choices"],
     curves=tuple(Curve(**curve) for curve in NOTES["curves"]),
     metrics=(Metric("loss", ".3f", higher_is_better=False), Metric("alignment", "+.3f")),
