@@ -58,6 +58,7 @@ def ladder(name: str, title: str, keys: str, lrs: tuple[float, ...], seeds: rang
         name=name, title=title, workload={"epochs": 20, "data": "wikitext-2", **workload},
         variants=tuple(every[key] for key in keys.split()), baseline="AdamW", seeds=tuple(seeds),
         outcome="validation", label="validation loss (nats per byte)", cap=trial.CHANCE,
+        controls=False,
     )  # fmt: skip
 
 
@@ -114,7 +115,12 @@ EXPERIMENT = Experiment(
     name="pretrain",
     title="Pretraining a byte-level GPT (beyond the paper)",
     config=trial.Config, run=trial.run_together,
-    presets={"registered": (FIRST_STAGE, best_loss(), failures()), "smoke": (smoke(),)},
+    presets={
+        "registered": (FIRST_STAGE, best_loss(), failures()),
+        "quick": (ladder("quick", "Two variants, 4.9M parameters", "V1 V4", rungs(0.0005, 5, 2.0), range(2),
+                         size="4.9M"),),
+        "smoke": (smoke(),),
+    },
     choices=NOTES["choices"],
     curves=tuple(Curve(**curve) for curve in NOTES["curves"]),
     metrics=(Metric("loss", ".3f", higher_is_better=False), Metric("alignment", "+.3f")),
