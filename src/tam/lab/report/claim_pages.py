@@ -15,12 +15,14 @@ from markupsafe import Markup
 
 from tam.lab.core.controls import settled_step
 from tam.lab.core.plan import Plan
+from tam.lab.core.registry import get_experiment
 from tam.lab.core.results import without_nan
 from tam.lab.report import verdicts
 from tam.lab.report.charts import Series, line_chart
 from tam.lab.report.claims import Part
 from tam.lab.report.evidence import Evidence
 from tam.lab.report.forest import ForestRow, Mark, forest_plot
+from tam.lab.report.hypotheses import Hypothesis
 from tam.lab.report.model import TableData
 from tam.lab.report.render import render, render_svg, render_text
 from tam.lab.report.statistics import Estimate
@@ -58,6 +60,12 @@ def headline(rows: Sequence[Row]) -> str:
     counts = Counter(row.verdict for row in rows if row.claim.counts)
     parts = [f"{counts[word]} {COUNTED[word][counts[word] != 1]}" for word in verdicts.VERDICTS]
     return f"Of {sum(counts.values())} claims, {', '.join(parts[:-1])}, and {parts[-1]}."
+
+
+def judged_hypotheses(evidence: Evidence) -> list[Hypothesis]:
+    """Return the registered hypotheses of the experiments that were run, with their verdicts."""
+    experiments = sorted({plan.experiment.name for plan in evidence.plans.values()})
+    return [one for name in experiments for one in get_experiment(name).hypotheses(evidence.plans)]
 
 
 def table_rows(rows: Sequence[Row], evidence: Evidence, folder: Path) -> list[TableRow]:
@@ -179,14 +187,19 @@ def build_pages(
     if plan is not None:
         charts["lr.svg"] = lr_chart(plan, picture["variants"], picture["titles"])
     shared = {"headline": sentence, "damaged": evidence.damaged}
-    context = {
+    context: dict[str, Any] = {
         **shared,
         "rows": table,
         "charts": charts,
         "notes": TEXTS["claims"],
         "table": parts_table(rows),
+        "hypotheses": judged_hypotheses(evidence),
     }
-    details = {**shared, "claims": [_details(row) for row in rows]}
+    details = {
+        **shared,
+        "claims": [_details(row) for row in rows],
+        "hypotheses": [asdict(one) for one in context["hypotheses"]],
+    }
     return {
         "claims.md": render_text("claims.md.j2", **context),
         "claims.html": render("claims.html.j2", title="The paper's claims", **context),

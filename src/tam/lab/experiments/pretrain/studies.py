@@ -7,92 +7,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from tam.lab.core.controls import another_seeds_damping
 from tam.lab.core.registry import Experiment
-from tam.lab.core.study import Curve, Ladder, Metric, Population, Study, Variant, rungs
+from tam.lab.core.study import Curve, Ladder, Metric, Population, rungs
 from tam.lab.core.toml import read_toml
 from tam.lab.experiments.pretrain import trial
+from tam.lab.experiments.pretrain.hypotheses import judge_hypotheses
+from tam.lab.experiments.pretrain.registered import FIRST_STAGE, best_loss, failures, ladder
 
 NOTES = read_toml(Path(__file__).with_name("notes.toml"))
-OPTIONS: dict[str, Any] = {"betas": (0.9, 0.95), "weight_decay": 0.1}
-# AdaTAMW's momentum is a sum, 5 times the average that AdamW has at d = 1/2. So a fifth of AdamW's lr gives
-# equal steps, and 5 times its weight decay an equal decay, which is lr times weight decay per step.
-SHARE = 0.2
-TORQUE = {**OPTIONS, "weight_decay": 0.5, "bias_correction": True, "scope": "tensor"}
-NO_CLIPPING = {"clip": 0.0}
-
-
-def variants(lrs: tuple[float, ...]) -> dict[str, Variant]:
-    """Return the variants of the registration, by their number there, at these lrs of AdamW."""
-    own = tuple(float(f"{SHARE * lr:.6g}") for lr in lrs)
-    soft = {**TORQUE, "soft_restart": True}
-    every = {
-        "V1": Variant("AdamW", "adamw", lrs, OPTIONS),
-        "V1n": Variant("AdamW, no clipping", "adamw", lrs, OPTIONS, NO_CLIPPING),
-        "V3": Variant("AdaTAMW", "adatamw", own, {**TORQUE, "scope": "global"}),
-        "V4": Variant("AdaTAMW per tensor", "adatamw", own, TORQUE),
-        "V4n": Variant("AdaTAMW per tensor, no clipping", "adatamw", own, TORQUE, NO_CLIPPING),
-        "V6": Variant("AdamW, lowered schedule", "adamw", lrs, OPTIONS, {"lowered": 0.42}),
-        "V7": Variant("d at most 1/2", "adatamw-variant", own, {**TORQUE, "max_damping": 0.5}),
-        "V8": Variant("gain 2, d at least 0.05", "adatamw-variant", own,
-                      {**TORQUE, "gain": 2.0, "min_damping": 0.05}),
-        "V9": Variant("soft restart", "adatamw-variant", own, soft),
-        "V10": Variant("C-AdamW", "c-adamw", lrs, OPTIONS),
-        "V11": Variant("AdamW, hypergradient", "hypergradient-adamw", lrs, OPTIONS),
-        "V13": Variant("preconditioned cosine", "adatamw-variant", own, {**TORQUE, "preconditioned": True}),
-        "V14": Variant("smoothing 0.95", "adatamw", own, {**TORQUE, "smoothing": 0.95}),
-    }  # fmt: skip
-    controls = {"V2": ("V4", "constant damping"), "V9c": ("V9", "constant momentum and damping")}
-    for key, (source, name) in controls.items():
-        every[key] = replace(every[source], name=f"{every[source].name}, {name}", lrs=(), damping="mean",
-                             control_of=every[source].name)  # fmt: skip
-    return {**every, "V5": another_seeds_damping(every["V4"])}
-
-
-def ladder(name: str, title: str, keys: str, lrs: tuple[float, ...], seeds: range, **workload: Any) -> Ladder:
-    """Return a ladder of the variants with these numbers."""
-    every = variants(lrs)
-    return Ladder(
-        name=name, title=title, workload={"epochs": 20, "data": "wikitext-2", **workload},
-        variants=tuple(every[key] for key in keys.split()), baseline="AdamW", seeds=tuple(seeds),
-        outcome="validation", label="validation loss (nats per byte)", cap=trial.CHANCE,
-        controls=False,
-    )  # fmt: skip
-
-
-RUNGS = rungs(0.00035, 12)
-FIRST_STAGE = ladder(
-    "ladder",
-    "Every learning rate, 4.9M parameters",
-    "V1 V1n V4 V4n V5 V6 V9 V9c",
-    RUNGS,
-    range(6),
-    size="4.9M",
-)
-
-
-def best_loss() -> Study:
-    """Return the study of H6: each variant at its best rung of the first stage, with fresh seeds."""
-    every = variants(RUNGS)
-    return Study(
-        "best", "The best learning rate of each, 4.9M parameters", FIRST_STAGE.workload,
-        (every["V1"], every["V4"]), baseline="AdamW", seeds=tuple(range(100, 132)),
-        tuning_seeds=FIRST_STAGE.seeds, former_tuning_seeds=len(FIRST_STAGE.seeds), outcome="validation",
-        label=FIRST_STAGE.label, test_label="test loss", higher=False, margin=0.005, digits=4, controls=False,
-    )  # fmt: skip
-
-
-def failures() -> Study:
-    """Return the study of H3's failures: the rung nearest to 1.4 times V4's upper knee, with fresh seeds."""
-    every = variants((RUNGS[7],))
-    return Study(
-        "failures", "Past the upper knee, 4.9M parameters", FIRST_STAGE.workload,
-        tuple(every[key] for key in ("V4", "V5", "V6")), baseline="AdamW, lowered schedule",
-        seeds=tuple(range(200, 232)), outcome="validation", label=FIRST_STAGE.label, test_label="test loss",
-        higher=False, margin=0.01, digits=4, controls=False,
-    )  # fmt: skip
 
 
 def smoke() -> Ladder:
@@ -124,6 +47,6 @@ EXPERIMENT = Experiment(
     choices=NOTES["choices"],
     curves=tuple(Curve(**curve) for curve in NOTES["curves"]),
     metrics=(Metric("loss", ".3f", higher_is_better=False), Metric("alignment", "+.3f")),
-    data_fields=("data",), check=trial.check,
+    data_fields=("data",), check=trial.check, hypotheses=judge_hypotheses,
     population=Population(trial.run_together, trial.kind_of, trial.most_together),
 )  # fmt: skip

@@ -1,0 +1,167 @@
+"""H1 to H8 of docs/registered.md, decided from the stored runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+
+from tam.lab.core.ladder_plan import LadderPlan
+from tam.lab.core.plan import Plan
+from tam.lab.core.toml import read_toml
+from tam.lab.experiments.pretrain.registered import FIRST_STAGE, variants
+from tam.lab.report.hypotheses import Array, Draws, Hypothesis, decide, judge, knees
+from tam.lab.report.verdicts import FAILS, HOLDS, UNDECIDED
+
+Plans = Mapping[tuple[str, str, str], Plan]  # by experiment, preset and study
+STATEMENTS = {
+    number: Hypothesis(number=number, **texts)
+    for number, texts in read_toml(Path(__file__).with_name("notes.toml"))["hypotheses"].items()
+}
+NAMES = {number: variant.name for number, variant in variants((1.0,)).items()}  # of V1, V2 ...
+GAP, CLOSED = 0.02, 0.8  # H2
+SCHEDULE, FAILURES = 0.01, 0.15  # H3
+EQUAL = 0.005  # H6
+BAND = 0.04  # H8
+
+
+def judge_hypotheses(plans: Plans) -> list[Hypothesis]:
+    """Return all hypotheses with their verdicts, given the plans with results."""
+    results = dict(STATEMENTS)
+    first = plans.get(("pretrain", "registered", "ladder"))
+    best = plans.get(("pretrain", "registered", "best"))
+    failures = plans.get(("pretrain", "registered", "failures"))
+    if isinstance(first, LadderPlan) and first.is_finished():
+        stage = FirstStage(first)
+        results |= {"H1": stage.shift(), "H2": stage.clipping(), "H7": stage.soft_restart()}
+        if failures is not None and failures.is_finished():
+            results["H3"] = stage.schedule(failures)
+    if best is not None and best.is_finished():
+        results["H6"] = best_loss(best)
+    ladders = [plan for plan in plans.values() if isinstance(plan, LadderPlan) and plan.is_finished()]
+    own = [plan for plan in ladders if plan.experiment.name == "pretrain" and not plan.study.small]
+    if own:
+        results["H8"] = instrument(own)
+    return judge([results[number] for number in STATEMENTS])
+
+
+class FirstStage:
+    """The means of the first stage, as measured and in every draw."""
+
+    def __init__(self, plan: LadderPlan) -> None:
+        self.plan, draws = plan, Draws()
+        self.n = str(len(plan.study.seeds))
+        by_variant = {one.name: plan.losses(one) for one in plan.study.variants}
+        self.lrs = np.array(sorted(by_variant["AdamW"]))
+        self.means: dict[str, Array] = {
+            number: draws.means([losses for _, losses in sorted(by_variant[NAMES[number]].items())])
+            for number in NAMES
+            if NAMES[number] in by_variant
+        }
+        tolerance = FIRST_STAGE.tolerance
+        self.knees = {number: knees(means, self.lrs, tolerance) for number, means in self.means.items()}
+
+    def shift(self) -> Hypothesis:
+        """H1: V4 is V1 at other learning rates, with the same width."""
+        (low, high), (low4, high4) = self.knees["V1"], self.knees["V4"]
+        shift = np.sqrt(low4 / low * high4 / high)
+        octaves = np.log2(high4 / low4) - np.log2(high / low)
+        is_true = (shift >= 1.2) & (shift <= 1.8) & (np.abs(octaves) < 0.25)
+        figure = f"shifted by {_interval(shift)}; width {_interval(octaves, '+.2f')} octaves"
+        return decide(replace(STATEMENTS["H1"], figure=figure, n=self.n), is_true)
+
+    def clipping(self) -> Hypothesis:
+        """H2: clipping closes what AdaTAMW gains without it."""
+        _, knee = self.knees["V1n"]
+        gap = self.means["V1n"] - self.means["V4n"]
+        counts = (self.lrs <= 2 * knee[:, None]) & (gap > GAP)
+        closed = (self.means["V1n"] - self.means["V1"]) / np.where(counts, gap, np.inf)
+        is_true = np.asarray((~counts | (closed >= CLOSED)).all(1))
+        below = self.lrs <= 2 * knee[0]
+        figure = f"AdaTAMW's largest gain without clipping: {gap[0, below].max():.3f}"
+        one = replace(STATEMENTS["H2"], figure=figure, n=self.n)
+        if not counts[0].any():
+            return replace(one, verdict=UNDECIDED, why=f"No gap above {GAP} to close")
+        return decide(one, is_true)
+
+    def schedule(self, failures: Plan) -> Hypothesis:
+        """H3: a schedule without feedback does the same."""
+        low, high = self.knees["V4"]
+        inside = (self.lrs > low[:, None]) & (self.lrs < high[:, None])
+        differences = {number: self.means[number] - self.means["V4"] for number in ("V5", "V6")}
+        is_true = np.ones(len(low), dtype=bool)
+        for difference in differences.values():
+            is_true &= (~inside | (np.abs(difference) < SCHEDULE)).all(1)
+        rates, draws = {}, Draws()
+        for outcome in failures.outcomes():
+            failed = [float(record.result["failed"]) for record in outcome.records.values()]
+            rates[outcome.variant.name] = draws.means([failed])[:, 0]
+        for number in ("V5", "V6"):
+            is_true &= np.abs(rates[NAMES[number]] - rates[NAMES["V4"]]) < FAILURES
+        largest = {
+            number: difference[0][inside[0]][np.abs(difference[0][inside[0]]).argmax()]
+            for number, difference in differences.items()
+        }
+        figure = (
+            f"another seed's damping {largest['V5']:+.3f}, lowered schedule {largest['V6']:+.3f} at most; "
+            f"failures {', '.join(f'{100 * rate[0]:.0f} %' for rate in rates.values())}"
+        )
+        return decide(replace(STATEMENTS["H3"], figure=figure, n=f"{self.n}, 32"), is_true)
+
+    def soft_restart(self) -> Hypothesis:
+        """H7: soft restarts stand larger learning rates than a constant momentum."""
+        octaves = np.log2(self.knees["V9"][1] / self.knees["V9c"][1])
+        best = {number: float(self.means[number][0].min()) for number in ("V9", "V9c")}
+        figure = (
+            f"{_interval(octaves, '+.2f')} octaves; best loss {best['V9']:.3f}, control {best['V9c']:.3f}"
+        )
+        return decide(replace(STATEMENTS["H7"], figure=figure, n=self.n), octaves >= 0.25)
+
+
+def best_loss(plan: Plan) -> Hypothesis:
+    """H6: V4 and V1 at their best learning rates."""
+    values = {one.variant.name: list(one.values("validation").values()) for one in plan.outcomes()}
+    means = Draws().means([values[NAMES["V4"]], values[NAMES["V1"]]])
+    difference = means[:, 0] - means[:, 1]
+    figure = f"{_interval(difference, '+.4f')} nats"
+    one = replace(STATEMENTS["H6"], figure=figure, n=str(len(plan.study.seeds)))
+    return decide(one, np.abs(difference) < EQUAL)
+
+
+def instrument(plans: list[LadderPlan]) -> Hypothesis:
+    """H8: s tells how near the learning rate is to its limit. Controls have the s of another run."""
+    at_best, at_twice = [], []
+    for plan in plans:
+        for variant in (one for one in plan.study.variants if one.damping is None):
+            rungs = plan.ladder(variant)
+            s = {
+                plan.effective_lr(variant, lr): fmean(r.result["settled_alignment"] for r in records.values())
+                for lr, records in rungs.items()
+            }
+            means = np.array([[fmean(losses) for _, losses in sorted(plan.losses(variant).items())]])
+            lrs = np.array(sorted(s))
+            knee = float(knees(means, lrs, FIRST_STAGE.tolerance)[1][0])
+            values = [s[lr] for lr in lrs]
+            at_best.append(values[int(means[0].argmin())])
+            at_twice.append(float(np.interp(np.log(2 * knee), np.log(lrs), values)))
+    middle = fmean(at_best)
+    spread = max(abs(value - middle) for value in at_best)
+    outside = [abs(value - middle) > BAND for value in at_twice]
+    figure = (
+        f"s at the best rung {min(at_best):+.2f} to {max(at_best):+.2f}; "
+        f"outside at twice the knee in {sum(outside)} of {len(outside)}"
+    )
+    holds = spread <= BAND and all(outside)
+    why = "s differs between variants" if spread > BAND else "" if holds else "s does not leave the band"
+    return replace(STATEMENTS["H8"], figure=figure, verdict=HOLDS if holds else FAILS, why=why)
+
+
+def _interval(values: Array, form: str = ".2f") -> str:
+    """Return the measured value with the range of 95 % of the draws."""
+    low, high = np.quantile(values[1:], [0.025, 0.975])
+    measured: Any = values[0]
+    return f"{measured:{form}} [{low:{form}}, {high:{form}}]"

@@ -1,0 +1,113 @@
+"""Hypotheses about means: how often a statement holds if the seeds are drawn again.
+
+The seeds of every variant and rung are drawn with replacement. p is the share of draws in which the statement
+is false.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tam.lab.report.verdicts import FAILS, HOLDS, NOT_TESTED, UNDECIDED
+
+Array = NDArray[np.float64]
+DRAWS = 10_000
+LEVEL = 0.025
+
+
+@dataclass(frozen=True, kw_only=True)
+class Hypothesis:
+    """A statement that was registered, and what the runs say of it.
+
+    Attributes:
+        number: "H1", for example.
+        title: A few words.
+        statement: What is claimed.
+        figure: The measured figures.
+        n: How many seeds each mean has.
+        p: The share of draws in which it is false; None if it is not decided by draws.
+        verdict: Empty until `judge` has decided it.
+        why: A reason of a few words.
+    """
+
+    number: str
+    title: str
+    statement: str
+    figure: str = ""
+    n: str = ""
+    p: float | None = None
+    verdict: str = ""
+    why: str = ""
+
+
+class Draws:
+    """Draws seeds with replacement, the same ones at every call of the program."""
+
+    def __init__(self, count: int = DRAWS) -> None:
+        self.count = count
+        self._generator = np.random.default_rng(0)
+
+    def means(self, values: Sequence[Sequence[float]]) -> Array:
+        """Return the means of several groups of seeds: the measured ones first, then one row per draw."""
+        columns = []
+        for group in (np.asarray(one, dtype=float) for one in values):
+            places = self._generator.integers(0, len(group), (self.count, len(group)))
+            columns.append(np.concatenate([[group.mean()], group[places].mean(1)]))
+        return np.stack(columns, 1)
+
+
+def knees(means: Array, lrs: Array, tolerance: float) -> tuple[Array, Array]:
+    """Return the lower and the upper knee of every row of mean losses, [draws, rungs].
+
+    Like `core.ladder.summarize`, but a knee outside the rungs counts as the last rung.
+    """
+    best = means.argmin(1)
+    level = means.min(1) + tolerance
+    upper = _crossing(means, np.log(lrs), best, level)
+    lower = _crossing(means[:, ::-1], np.log(lrs[::-1]), len(lrs) - 1 - best, level)
+    return np.exp(lower), np.exp(upper)
+
+
+def _crossing(means: Array, log_lrs: Array, best: NDArray[np.int64], level: Array) -> Array:
+    """Return log(lr) at which each row first reaches its level, to the right of its best rung."""
+    rows = np.arange(len(means))
+    is_above = (means >= level[:, None]) & (np.arange(len(log_lrs)) > best[:, None])
+    after = np.where(is_above.any(1), is_above.argmax(1), len(log_lrs) - 1)
+    before = np.maximum(after - 1, 0)
+    rise = means[rows, after] - means[rows, before]
+    share = np.where(is_above.any(1), (level - means[rows, before]) / np.where(rise > 0, rise, 1.0), 1.0)
+    crossing: Array = log_lrs[before] + share * (log_lrs[after] - log_lrs[before])
+    return crossing
+
+
+def decide(hypothesis: Hypothesis, is_true: NDArray[np.bool_]) -> Hypothesis:
+    """Return the hypothesis with its p. The first entry of `is_true` is for the measured means."""
+    return replace(hypothesis, p=float(1 - is_true[1:].mean()))
+
+
+def judge(hypotheses: Sequence[Hypothesis]) -> list[Hypothesis]:
+    """Return the hypotheses with their verdicts, after Holm's correction."""
+    open_ones = sorted(
+        (one for one in hypotheses if one.p is not None and not one.verdict), key=lambda one: one.p or 0.0
+    )
+    holding = set()
+    for rank, one in enumerate(open_ones):
+        assert one.p is not None
+        if one.p > LEVEL / (len(open_ones) - rank):
+            break
+        holding.add(one.number)
+    return [_with_verdict(one, one.number in holding) for one in hypotheses]
+
+
+def _with_verdict(one: Hypothesis, holds: bool) -> Hypothesis:
+    if one.verdict:
+        return one
+    if one.p is None:
+        return replace(one, verdict=NOT_TESTED, why=one.why or "Not run yet")
+    share = f"True in {100 * (1 - one.p):.1f} % of the draws"
+    verdict = HOLDS if holds else FAILS if 1 - one.p <= LEVEL else UNDECIDED
+    return replace(one, verdict=verdict, why=one.why or share)
