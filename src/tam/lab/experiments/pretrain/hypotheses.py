@@ -25,6 +25,7 @@ STATEMENTS = {
 NAMES = {number: variant.name for number, variant in variants((1.0,)).items()}  # of V1, V2 ...
 GAP, CLOSED = 0.02, 0.8  # H2
 SCHEDULE, FAILURES = 0.01, 0.15  # H3
+COLD = 0.03  # H4
 EQUAL = 0.005  # H6
 BAND = 0.04  # H8
 
@@ -42,6 +43,9 @@ def judge_hypotheses(plans: Plans) -> list[Hypothesis]:
             results["H3"] = stage.schedule(failures)
     if best is not None and best.is_finished():
         results["H6"] = best_loss(best)
+    cold = plans.get(("pretrain", "registered", "warmup-0"))
+    if cold is not None and cold.is_finished():
+        results["H4"] = cold_start(cold)
     ladders = [plan for plan in plans.values() if isinstance(plan, LadderPlan) and plan.is_finished()]
     own = [plan for plan in ladders if plan.experiment.name == "pretrain" and not plan.study.small]
     if own:
@@ -130,6 +134,16 @@ def best_loss(plan: Plan) -> Hypothesis:
     figure = f"{_interval(difference, '+.4f')} nats"
     one = replace(STATEMENTS["H6"], figure=figure, n=str(len(plan.study.seeds)))
     return decide(one, np.abs(difference) < EQUAL)
+
+
+def cold_start(plan: Plan) -> Hypothesis:
+    """H4: without warm-up, d above 1/2 harms."""
+    values = {one.variant.name: list(one.values("validation").values()) for one in plan.outcomes()}
+    means = Draws().means([values[NAMES[number]] for number in ("V4", "V2", "V7")])
+    harm, recovered = means[:, 0] - means[:, 1], means[:, 0] - means[:, 2]
+    figure = f"worse by {_interval(harm, '+.3f')}, of which a cap recovers {_interval(recovered, '+.3f')}"
+    one = replace(STATEMENTS["H4"], figure=figure, n=str(len(plan.study.seeds)))
+    return decide(one, (harm > COLD) & (recovered >= CLOSED * harm))
 
 
 def instrument(plans: list[LadderPlan]) -> Hypothesis:

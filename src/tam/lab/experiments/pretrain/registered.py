@@ -86,3 +86,27 @@ def failures() -> Study:
         seeds=tuple(range(200, 232)), outcome="validation", label=FIRST_STAGE.label, test_label="test loss",
         higher=False, margin=0.01, digits=4, controls=False,
     )  # fmt: skip
+
+
+LARGER = ladder(
+    "ladder-25M",
+    "Every learning rate, 25M parameters",
+    "V1 V4 V6 V8 V10 V11",
+    RUNGS[:7],
+    range(4),
+    size="25M",
+)
+
+
+def start(warmup: int) -> Study:
+    """Return a study of H4: a warm-up of so many steps, at V4's best rung of the first stage."""
+    every = variants((RUNGS[4],))
+    return Study(
+        f"warmup-{warmup}", f"Warm-up of {warmup} steps, 4.9M parameters",
+        {**FIRST_STAGE.workload, "warmup": warmup}, tuple(every[key] for key in ("V1", "V2", "V4", "V7")),
+        baseline="AdamW", seeds=tuple(range(300, 312)), outcome="validation", label=FIRST_STAGE.label,
+        test_label="test loss", higher=False, margin=0.03, digits=4, controls=False,
+    )  # fmt: skip
+
+
+STARTS = tuple(start(warmup) for warmup in (0, 10, 50, 200))

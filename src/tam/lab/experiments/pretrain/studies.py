@@ -13,7 +13,14 @@ from tam.lab.core.study import Curve, Ladder, Metric, Population, rungs
 from tam.lab.core.toml import read_toml
 from tam.lab.experiments.pretrain import trial
 from tam.lab.experiments.pretrain.hypotheses import judge_hypotheses
-from tam.lab.experiments.pretrain.registered import FIRST_STAGE, best_loss, failures, ladder
+from tam.lab.experiments.pretrain.registered import (
+    FIRST_STAGE,
+    LARGER,
+    STARTS,
+    best_loss,
+    failures,
+    ladder,
+)
 
 NOTES = read_toml(Path(__file__).with_name("notes.toml"))
 
@@ -39,7 +46,7 @@ EXPERIMENT = Experiment(
     title="Pretraining a byte-level GPT (beyond the paper)",
     config=trial.Config, run=trial.run_together,
     presets={
-        "registered": (FIRST_STAGE, best_loss(), failures()),
+        "registered": (FIRST_STAGE, best_loss(), failures(), LARGER, *STARTS),
         "quick": (ladder("quick", "Two variants, 4.9M parameters", "V1 V4", rungs(0.0005, 5, 2.0), range(2),
                          size="4.9M"),),
         "smoke": (smoke(),),
