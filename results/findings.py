@@ -7,10 +7,21 @@ from statistics import fmean
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
-from tam.lab.report.claim_pages import build_pages, format_estimate, format_part, headline, table_rows
+from tam.lab.core.ladder_plan import LadderPlan
+from tam.lab.core.runner import finished_trials
+from tam.lab.report.claim_pages import (
+    build_pages,
+    format_estimate,
+    format_part,
+    headline,
+    judged_hypotheses,
+    table_rows,
+)
 from tam.lab.report.claims import paper_claims, read_claims
 from tam.lab.report.comparisons import StudyResults
-from tam.lab.report.evidence import load_evidence
+from tam.lab.report.evidence import Evidence, load_evidence
+from tam.lab.report.ladder_charts import loss_chart
+from tam.lab.report.render import render_svg
 from tam.lab.report.statistics import Estimate
 from tam.lab.report.verdicts import PartResult, judge_claims
 
@@ -58,11 +69,28 @@ def build() -> dict[Path, str]:
         "control": control,
         "equal_lr": equal_lr,
     }
-    context = {"headline": headline(rows), "rows": table_rows(rows, evidence, DOCS), **functions}
+    pretrain = [plan for (name, preset, _), plan in evidence.plans.items() if name == "pretrain"]
+    context = {
+        "headline": headline(rows),
+        "rows": table_rows(rows, evidence, DOCS),
+        "h": {one.number: one for one in judged_hypotheses(evidence)},
+        "trials": len({record.key for plan in pretrain for record in finished_trials(plan).values()}),
+        **functions,
+    }
     environment = Environment(loader=FileSystemLoader(DOCS), undefined=StrictUndefined, trim_blocks=True)
-    findings = environment.get_template("findings.md.j2").render(context) + "\n"
+    texts = {
+        DOCS / name: environment.get_template(f"{name}.j2").render(context) + "\n"
+        for name in ("findings.md", "when-to-use.md")
+    }
     files = {DOCS / "claims" / name: content for name, content in pages.items() if name != "claims.html"}
-    return {**files, DOCS / "findings.md": findings}
+    return {**files, **texts, DOCS / "claims" / "ladder.svg": ladder_picture(evidence)}
+
+
+def ladder_picture(evidence: Evidence) -> str:
+    """Return the losses of AdamW, AdaTAMW and the lowered schedule at every learning rate."""
+    plan = evidence.plans["pretrain", "registered", "ladder"]
+    assert isinstance(plan, LadderPlan)
+    return render_svg(loss_chart(plan, ["AdamW", "AdaTAMW per tensor", "AdamW, lowered schedule"]))
 
 
 def main() -> None:

@@ -2,6 +2,7 @@
 
 - `rule.py`: the rules, for a stack of runs
 - `variants.py`: the same as an optimizer of one network
+- `schedule_free.py`: schedule-free AdamW for a stack of runs, by its authors' package
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from tam.lab.optimizers.variants import TAMVariant
 from tam.optimizers import AdaTAMW
 from tam.registry import OptimizerInfo
 
+SCHEDULE_FREE = "schedule-free-adamw"
 STUDIED: Mapping[str, OptimizerInfo] = {
     info.name: info
     for info in (
@@ -25,7 +27,7 @@ STUDIED: Mapping[str, OptimizerInfo] = {
         OptimizerInfo("adatamw-variant", "AdaTAMW variant", AdaTAMW, None, ()),
         OptimizerInfo("c-adamw", "C-AdamW", AdamW, None, ()),
         OptimizerInfo("hypergradient-adamw", "AdamW with hypergradient descent", AdamW, None, ()),
-        OptimizerInfo("schedule-free-adamw", "Schedule-free AdamW", AdamW, None, ()),
+        OptimizerInfo(SCHEDULE_FREE, "Schedule-free AdamW", AdamW, None, ()),
     )
 }
 
@@ -59,6 +61,7 @@ def rule_of(name: str, options: Mapping[str, Any]) -> Rule:
         "adamw": {"adaptive": True, "torque": False, "bias_correction": True},
         "adatamw": {"adaptive": True}, "adatamw-variant": {"adaptive": True},
         "c-adamw": {"adaptive": True, "torque": False, "bias_correction": True, "cautious": True},
+        SCHEDULE_FREE: {"adaptive": True, "torque": False},
         "hypergradient-adamw": {
             "adaptive": True, "torque": False, "bias_correction": True,
             "hypergradient": own.pop("hyper_lr", 0.02),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import torch
@@ -200,6 +201,10 @@ class RuleStack:
             mask = mask / mask.mean(1, keepdim=True).clamp(min=1e-3)
             move = torch.where(self._cautious, move * mask, move)
         p.mul_(1 - step_size * decay).sub_(step_size * move)
+
+    def evaluating(self) -> AbstractContextManager[None]:
+        """Hold the weights to evaluate in the parameters inside. They are there already."""
+        return nullcontext()
 
     def tensors(self, run: int) -> list[Tensor]:
         """Return what a checkpoint of one run must hold: parameters and state, as views."""

@@ -31,6 +31,12 @@ def ladder_charts(plan: LadderPlan, styles: Mapping[str, int]) -> list[Markup]:
     ]
 
 
+def loss_chart(plan: LadderPlan, variants: Sequence[str]) -> Markup:
+    """Return the mean loss of some variants by effective lr, with the seeds as dots."""
+    outcomes = [one for one in plan.outcomes() if one.variant.name in variants]
+    return _loss_chart(plan, outcomes, {name: style for style, name in enumerate(variants)})
+
+
 def _loss_chart(plan: LadderPlan, outcomes: Sequence[Outcome], styles: Mapping[str, int]) -> Markup:
     """Return the mean loss of each variant by effective lr, with the seeds as dots."""
     lines = []

@@ -8,6 +8,7 @@ from typing import Any
 from tam.lab.core.controls import another_seeds_damping
 from tam.lab.core.study import Ladder, Study, Variant, rungs
 from tam.lab.experiments.pretrain import trial
+from tam.lab.optimizers import SCHEDULE_FREE
 
 OPTIONS: dict[str, Any] = {"betas": (0.9, 0.95), "weight_decay": 0.1}
 # AdaTAMW's momentum is a sum, 5 times the average that AdamW has at d = 1/2. So a fifth of AdamW's lr gives
@@ -34,6 +35,7 @@ def variants(lrs: tuple[float, ...]) -> dict[str, Variant]:
         "V9": Variant("soft restart", "adatamw-variant", own, soft),
         "V10": Variant("C-AdamW", "c-adamw", lrs, OPTIONS),
         "V11": Variant("AdamW, hypergradient", "hypergradient-adamw", lrs, OPTIONS),
+        "V12": Variant("schedule-free AdamW", SCHEDULE_FREE, lrs, OPTIONS),
         "V13": Variant("preconditioned cosine", "adatamw-variant", own, {**TORQUE, "preconditioned": True}),
         "V14": Variant("smoothing 0.95", "adatamw", own, {**TORQUE, "smoothing": 0.95}),
     }  # fmt: skip

@@ -36,7 +36,7 @@ def smoke() -> Ladder:
         "epochs": 4,
         "warmup": 5,
     }
-    keys = "V1 V1n V4 V5 V6 V7 V9 V9c V10 V11 V13"
+    keys = "V1 V1n V4 V5 V6 V7 V9 V9c V10 V11 V12 V13"
     study = ladder("smoke", "Tiny networks", keys, rungs(0.002, 5, 2.0), range(2), **small)
     return replace(study, small=True, choices=NOTES["smoke"])
 

@@ -17,8 +17,9 @@ from tam.lab.core.errors import LabError
 from tam.lab.core.store import ALIGNMENT_FILE, TrialFolder
 from tam.lab.data import text
 from tam.lab.models.gpt import BYTES, GPT, SIZES, layer_type
-from tam.lab.optimizers import rule_of
+from tam.lab.optimizers import SCHEDULE_FREE, rule_of
 from tam.lab.optimizers.rule import Rule, RuleStack
+from tam.lab.optimizers.schedule_free import ScheduleFreeStack
 from tam.lab.training import population
 from tam.lab.training.cuda_graph import CapturedStep
 from tam.lab.training.damping_control import check_source_length, read_source_alignment
@@ -81,8 +82,13 @@ class Config(TrialConfig):
 
 def kind_of(config: Config) -> str:
     """Return the kind of a trial. Trials of one kind can be one population."""
-    names = ("size", "steps", "batch", "context", "epochs", "outliers", "data")
+    names = ["size", "steps", "batch", "context", "epochs", "outliers", "data"]
+    names += ["optimizer", "warmup"] if is_schedule_free(config) else []
     return ", ".join(f"{name} {getattr(config, name)}" for name in names)
+
+
+def is_schedule_free(config: Config) -> bool:
+    return config.optimizer == SCHEDULE_FREE
 
 
 def most_together(config: Config) -> int:
@@ -156,11 +162,19 @@ class Population:
         self.losses, self.grad_norms = (torch.zeros(n, self.steps, device=d) for _ in range(2))
         self.alignments = torch.zeros(n, self.steps, len(self.types), dtype=torch.float16, device=d)
         self._final_losses: dict[str, list[float]] = {}  # of all runs, by text
-        # Compiled once for all populations of a shape: the functions, not the methods of this one.
-        is_long = self.steps * n >= COMPILED_FROM
-        compiled = _compiled if device.type == "cuda" and is_long else lambda function: function
-        self._losses, self._move = compiled(GPT.losses), compiled(RuleStack.step)
-        self.step = CapturedStep(self._step, device)
+        self._losses: Callable[..., Tensor] = GPT.losses
+        self._move: Callable[..., None] = type(self.stack).step
+        self.step: Callable[[], None] = self._step
+        if self.has_alignment:  # a step that a graph can capture
+            self.step = CapturedStep(self._step, device)
+            if device.type == "cuda" and self.steps * n >= COMPILED_FROM:
+                # The functions, not the methods of this population: all of one shape share them.
+                self._losses, self._move = _compiled(GPT.losses), _compiled(RuleStack.step)
+
+    @property
+    def has_alignment(self) -> bool:
+        """Whether the runs compute s: not those of the package `schedulefree`."""
+        return isinstance(self.stack, RuleStack)
 
     def _draw_batches(self) -> None:
         """Draw where the sequences of every step begin, the same for all runs of a seed."""
@@ -190,7 +204,11 @@ class Population:
         networks = {seed: [p.to(self.device) for p in self.network.init(seed)] for seed in seeds}
         each = zip(*(networks[config.seed] for config in self.configs), strict=True)
         params = [torch.stack(tensors).requires_grad_() for tensors in each]
-        self.stack = RuleStack(params, rules, decays=[p.ndim > 2 for p in params])  # matrices
+        decays = [p.ndim > 2 for p in params]  # matrices
+        self.stack: RuleStack | ScheduleFreeStack = RuleStack(params, rules, decays)
+        if is_schedule_free(self.configs[0]):
+            lrs, warmup = [config.lr for config in self.configs], self.configs[0].warmup
+            self.stack = ScheduleFreeStack(params, rules, decays, lrs, warmup)
         self._set_sources(sources)
 
     def _set_sources(self, sources: Sequence[Tensor | None]) -> None:
@@ -202,7 +220,7 @@ class Population:
             own[i] = s
             if config.damping == "mean":
                 own[i] = s.mean(0).expand_as(s)
-                if self.stack.rules[i].soft_restart:
+                if isinstance(self.stack, RuleStack) and self.stack.rules[i].soft_restart:
                     factors = (2 * self.stack.rules[i].damping(s)).clamp(max=1)
                     self.stack.momentum_factor[i] = factors.mean(0).to(self.device)
             elif config.damping != "another":
@@ -247,7 +265,7 @@ class Population:
 
     def _damping_metrics(self, s: Tensor, rule: Rule) -> dict[str, float]:
         """Return the mean s and, of torque rules, the mean d in all and of each type of layer."""
-        row = {"alignment": float(s.mean())}
+        row = {"alignment": float(s.mean())} if self.has_alignment else {}
         if not rule.torque:
             return row
         d = rule.damping(s)
@@ -266,7 +284,8 @@ class Population:
         totals = torch.zeros(runs, device=self.device)
         for a, b in zip(*(torch.split(z, EVALUATION_BATCH) for z in (x, y)), strict=True):
             shape = runs, *a.shape
-            losses = self.network.losses(self.stack.params, a.expand(shape), b.expand(shape), self.dtype)
+            with self.stack.evaluating():
+                losses = self.network.losses(self.stack.params, a.expand(shape), b.expand(shape), self.dtype)
             totals += losses * len(a)
         return (totals / count).tolist()
 
@@ -295,17 +314,19 @@ class Population:
         validation, s = self._final_losses["validation"][index], self.alignments[index]
         loss = float(self.losses[index, -1])
         is_finite = math.isfinite(validation) and math.isfinite(loss)
-        if is_finite:
-            folder.write(ALIGNMENT_FILE, s.cpu())
-        quarter = self.steps // 4
+        settled = {}
+        if self.has_alignment:
+            quarter = self.steps // 4
+            settled = {"settled_alignment": float(s[quarter : self.steps - quarter].float().mean())}
+            if is_finite:
+                folder.write(ALIGNMENT_FILE, s.cpu())
         params = sum(math.prod(shape) for shape in self.network.shapes().values())
         test = {"test": self._final_losses["test"][index]} if self.configs[index].test else {}
         return {
             "validation": validation if is_finite else math.nan, **test, "loss": loss,
             "diverged": not is_finite, "failed": not is_finite or validation > self.pair_entropy,
-            "pair_entropy": self.pair_entropy,
-            "settled_alignment": float(s[quarter : self.steps - quarter].float().mean()),
-            "epochs": self.configs[0].epochs, "parameters": params, "settings": asdict(self.configs[index]),
+            "pair_entropy": self.pair_entropy, **settled, "epochs": self.configs[0].epochs,
+            "parameters": params, "settings": asdict(self.configs[index]),
         }  # fmt: skip
 
 
