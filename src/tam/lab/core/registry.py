@@ -81,9 +81,9 @@ class Experiment:
     )  # returns a study with what the options add to its workload
 
     def data_sets(self, config: TrialConfig) -> list[str]:
-        """Return the data sets that a trial needs. Generated data is none."""
+        """Return the data sets that a trial needs. Generated data is none, and a field can be empty."""
         names = [str(getattr(config, name)) for name in self.data_fields]
-        return [name for name in names if name != "generated"]
+        return [name for name in names if name not in ("generated", "")]
 
 
 @cache

@@ -1,4 +1,4 @@
-"""Text for fine-tuning: WikiText-2 in its official files, and a generated one."""
+"""Texts: WikiText-2 and 20 Newsgroups in their official files, and a generated one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tam.lab.core.errors import DataError
 from tam.lab.data.files import find
 
 PARTS = {"train": 400, "valid": 60, "test": 60}  # and the lines of each in the generated text
-TEXTS = ("wikitext-2", "generated")
+TEXTS = ("wikitext-2", "20newsgroups", "generated")
 
 
 def read(name: str, folder: Path) -> dict[str, list[str]]:
@@ -20,6 +20,8 @@ def read(name: str, folder: Path) -> dict[str, list[str]]:
         raise DataError(f"no text {name!r}; there are {', '.join(TEXTS)}")
     if name == "generated":
         return {part: generate(lines, seed) for seed, (part, lines) in enumerate(PARTS.items())}
+    if name == "20newsgroups":
+        return _read_newsgroups(folder)
     lines_by_part = {}
     for part, file in zip(PARTS, find(name, folder).files, strict=True):
         path = folder / file.path
@@ -32,6 +34,22 @@ def read(name: str, folder: Path) -> dict[str, list[str]]:
         # Other separators, such as U+2028, are part of a line.
         lines_by_part[part] = text.removesuffix("\n").split("\n")
     return lines_by_part
+
+
+def _read_newsgroups(folder: Path) -> dict[str, list[str]]:
+    """Return the messages. Every second one of the official test set validates."""
+    find("20newsgroups", folder)
+    messages: dict[str, list[str]] = {}
+    for part in ("train", "test"):
+        paths = sorted((folder / f"20news-bydate-{part}").glob("*/*"))
+        try:
+            messages[part] = [path.read_text(encoding="latin-1") for path in paths]
+        except OSError as error:
+            raise DataError(f"{error.filename} cannot be read: {error.strerror}") from error
+        if not messages[part]:
+            raise DataError(f"{folder / f'20news-bydate-{part}'} is empty")
+    parts = {"train": messages["train"], "valid": messages["test"][::2], "test": messages["test"][1::2]}
+    return {part: "\n".join(texts).split("\n") for part, texts in parts.items()}
 
 
 WORDS = [

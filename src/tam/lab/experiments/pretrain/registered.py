@@ -112,3 +112,30 @@ def start(warmup: int) -> Study:
 
 
 STARTS = tuple(start(warmup) for warmup in (0, 10, 50, 200))
+
+
+def practice(name: str, title: str, **workload: Any) -> Study:
+    """Return a study of what practitioners meet, at V1's best rung and with 4 times that learning rate."""
+    compared = []
+    for key in ("V1", "V3", "V4", "V8", "V12"):
+        one = variants((RUNGS[4],))[key]
+        four_times = replace(one, name=f"{one.name}, 4 times the lr", lrs=(4 * one.lrs[0],))
+        compared += [one, four_times if key == "V1" else replace(four_times, versus="AdamW, 4 times the lr")]
+    return Study(
+        name, title, {**FIRST_STAGE.workload, "warmup": 50, "batch": 16, "steps": 600, **workload},
+        tuple(compared), baseline="AdamW", seeds=tuple(range(400, 406)), outcome="validation",
+        label=FIRST_STAGE.label, test_label="test loss", higher=False, margin=0.01, digits=4, controls=False,
+    )  # fmt: skip
+
+
+NEWSGROUPS = {"second": "20newsgroups"}
+PRACTICE = (
+    practice("plain", "As in the first stage"),
+    practice("cold", "No warm-up", warmup=0),
+    practice("outliers", "1 % of the batches are random bytes", outliers=0.01),
+    practice("switch", "Another corpus from the middle on", **NEWSGROUPS, second_steps=300),
+    practice("fine-tuning", "100 steps on another corpus at a tenth of the lr", **NEWSGROUPS, steps=700,
+             second_steps=100, second_lr=0.1),
+    practice("batch-8", "8 sequences per step", batch=8),
+    practice("batch-512", "512 sequences per step, 100 steps", batch=512, steps=100, warmup=10),
+)  # fmt: skip

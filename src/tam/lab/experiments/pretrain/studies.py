@@ -16,6 +16,7 @@ from tam.lab.experiments.pretrain.hypotheses import judge_hypotheses
 from tam.lab.experiments.pretrain.registered import (
     FIRST_STAGE,
     LARGER,
+    PRACTICE,
     STARTS,
     best_loss,
     failures,
@@ -46,7 +47,7 @@ EXPERIMENT = Experiment(
     title="Pretraining a byte-level GPT (beyond the paper)",
     config=trial.Config, run=trial.run_together,
     presets={
-        "registered": (FIRST_STAGE, best_loss(), failures(), LARGER, *STARTS),
+        "registered": (FIRST_STAGE, best_loss(), failures(), LARGER, *STARTS, *PRACTICE),
         "quick": (ladder("quick", "Two variants, 4.9M parameters", "V1 V4", rungs(0.0005, 5, 2.0), range(2),
                          size="4.9M"),),
         "smoke": (smoke(),),
@@ -54,6 +55,6 @@ EXPERIMENT = Experiment(
     choices=NOTES["choices"],
     curves=tuple(Curve(**curve) for curve in NOTES["curves"]),
     metrics=(Metric("loss", ".3f", higher_is_better=False), Metric("alignment", "+.3f")),
-    data_fields=("data",), check=trial.check, hypotheses=judge_hypotheses,
+    data_fields=("data", "second"), check=trial.check, hypotheses=judge_hypotheses,
     population=Population(trial.run_together, trial.kind_of, trial.most_together),
 )  # fmt: skip

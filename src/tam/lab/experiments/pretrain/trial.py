@@ -47,6 +47,9 @@ class Config(TrialConfig):
         lowered: c of the closed form, which replaces the schedule r by r / (1 + c r).
         outliers: The share of batches that are random bytes.
         data: The text.
+        second: A text that replaces it in the last `second_steps`, and that validates; "": none.
+        second_steps: Steps on the second text.
+        second_lr: The share of lr with which the schedule starts again there; 0: it goes on.
     """
 
     unit: ClassVar[str] = "interval"
@@ -59,6 +62,9 @@ class Config(TrialConfig):
     lowered: float = 0.0
     outliers: float = 0.0
     data: str = "wikitext-2"
+    second: str = ""
+    second_steps: int = 0
+    second_lr: float = 0.0
     options: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -69,20 +75,30 @@ class Config(TrialConfig):
             raise ValueError("steps, batch, context and epochs must be at least 1, and epochs divide steps")
         if not 0 <= self.warmup < self.steps or self.clip < 0 or not 0 <= self.outliers <= 1:
             raise ValueError("0 <= warmup < steps, clip >= 0 and 0 <= outliers <= 1 must hold")
+        if bool(self.second) != (0 < self.second_steps < self.steps) or self.second_lr < 0:
+            raise ValueError("second needs 0 < second_steps < steps, and second_lr >= 0")
         rule_of(self.optimizer, self.options)
 
     def schedule(self) -> Tensor:
         """Return the learning rate of every step."""
-        step = torch.arange(self.steps, dtype=torch.float64)
-        progress = (step - self.warmup) / max(1, self.steps - self.warmup)
-        r = FINAL_LR + (1 - FINAL_LR) * (1 + torch.cos(math.pi * progress)) / 2
-        r = torch.where(step < self.warmup, (step + 1) / max(1, self.warmup), r)
+        last = self.second_steps if self.second_lr else 0
+        r = _warmup_and_cosine(self.steps - last, self.warmup)
+        if last:
+            r = torch.cat([r, self.second_lr * _warmup_and_cosine(last, min(self.warmup, last // 10))])
         return self.lr * r / (1 + self.lowered * r)
+
+
+def _warmup_and_cosine(steps: int, warmup: int) -> Tensor:
+    """Return the learning rate of every step as a share of the peak."""
+    step = torch.arange(steps, dtype=torch.float64)
+    r = FINAL_LR + (1 - FINAL_LR) * (1 + torch.cos(math.pi * (step - warmup) / max(1, steps - warmup))) / 2
+    return torch.where(step < warmup, (step + 1) / max(1, warmup), r)
 
 
 def kind_of(config: Config) -> str:
     """Return the kind of a trial. Trials of one kind can be one population."""
     names = ["size", "steps", "batch", "context", "epochs", "outliers", "data"]
+    names += ["second", "second_steps"] if config.second else []
     names += ["optimizer", "warmup"] if is_schedule_free(config) else []
     return ", ".join(f"{name} {getattr(config, name)}" for name in names)
 
@@ -131,8 +147,9 @@ def pair_entropy(train: Tensor, valid: Tensor) -> float:
 
 
 def check(config: Config, data_folder: Path) -> None:
-    """Raise if the text is missing, empty or too short."""
-    read_bytes(config.data, data_folder, config.context)
+    """Raise if a text is missing, empty or too short."""
+    for name in (config.data, config.second) if config.second else (config.data,):
+        read_bytes(name, data_folder, config.context)
 
 
 @cache
@@ -152,8 +169,7 @@ class Population:
         self.network = GPT(*SIZES[first.size], first.context)
         self.types = [layer_type(name) for name in self.network.shapes()]
         self.dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-        parts, self.pair_entropy = _shared_text(first.data, data_folder, first.context)
-        self.train, self.valid, self.test = (parts[part].to(device) for part in ("train", "valid", "test"))
+        self._load_texts(data_folder)
         self._draw_batches()
         self._make_stack(folders)
         n, d = len(configs), device
@@ -176,14 +192,28 @@ class Population:
         """Whether the runs compute s: not those of the package `schedulefree`."""
         return isinstance(self.stack, RuleStack)
 
+    def _load_texts(self, data_folder: Path) -> None:
+        """Load what the runs train on, one text after the other, and what evaluates them."""
+        first = self.configs[0]
+        names = [first.data, first.second] if first.second else [first.data]
+        texts = [_shared_text(name, data_folder, first.context) for name in names]
+        last, self.pair_entropy = texts[-1]
+        self.lengths = [len(parts["train"]) for parts, _ in texts]
+        self.train = torch.cat([parts["train"] for parts, _ in texts]).to(self.device)
+        self.valid, self.test = last["valid"].to(self.device), last["test"].to(self.device)
+
     def _draw_batches(self) -> None:
         """Draw where the sequences of every step begin, the same for all runs of a seed."""
         first, starts, outliers = self.configs[0], {}, {}
         for seed in {config.seed for config in self.configs}:
             generator = torch.Generator().manual_seed(seed * 1009 + 7)
             shape = first.steps, first.batch
-            starts[seed] = torch.randint(len(self.train) - first.context - 1, shape, generator=generator)
+            starts[seed] = torch.randint(self.lengths[0] - first.context - 1, shape, generator=generator)
             outliers[seed] = torch.rand(first.steps, generator=generator) < first.outliers
+            if first.second:
+                room, shape = self.lengths[1] - first.context - 1, (first.second_steps, first.batch)
+                own = self.lengths[0] + torch.randint(room, shape, generator=generator)
+                starts[seed][-first.second_steps :] = own
         self.starts = torch.stack([starts[config.seed] for config in self.configs]).to(self.device)
         self.is_outlier = torch.stack([outliers[config.seed] for config in self.configs]).to(self.device)
         self.offsets = torch.arange(first.context + 1, device=self.device)
