@@ -15,7 +15,14 @@ import torch
 from tam.lab.core import results
 from tam.lab.core.config import trial_key
 from tam.lab.core.errors import LabError
-from tam.lab.core.results import PACKED_FILE, load_existing_results, load_results, pack, unpack
+from tam.lab.core.results import (
+    PACKED_FILE,
+    load_existing_results,
+    load_results,
+    pack,
+    pack_metrics,
+    unpack,
+)
 from tam.lab.core.runner import run
 from tam.lab.core.selection import Selection, remember_selection, selections_of
 from tam.lab.core.store import ALIGNMENT_FILE, TrialFolder
@@ -82,10 +89,39 @@ def test_a_packed_file_gives_what_the_folder_gives(folder: Path, tmp_path: Path)
     assert pack(folder, packed) == 3
     text = lzma.decompress(packed.read_bytes()).decode()
     assert "NaN" not in text and "Infinity" not in text and len(text.splitlines()) == 4
-    expected = {key: value.replace("inf", "nan") for key, value in facts(folder).items()}
+    rounded = {repr(THIRD): "0.333333", "90.12345678901234": "90.1235", "inf": "nan"}
+    expected = facts(folder)
+    for exact, stored in rounded.items():
+        expected = {key: value.replace(exact, stored) for key, value in expected.items()}
     assert facts(packed) == facts(packed.parent) == expected
     for path in (packed, folder):
         assert selections_of(load_existing_results(path)) == [replace(SELECTION, tuning_seeds=1)]
+
+
+def test_metrics_have_six_digits() -> None:
+    rows = [
+        {"epoch": 1234567, "loss": 1e-9 / 3, "accuracies": [200 / 3, 50.0]},
+        {"epoch": 2, "loss": math.nan},
+    ]
+    columns = pack_metrics(rows)
+    assert columns["epoch"] == {"values": [1234567, 2]}
+    assert columns["loss"]["values"][0] == 3.33333e-10 and math.isnan(columns["loss"]["values"][1])
+    assert columns["accuracies"] == {"values": [[66.6667, 50.0]], "rows": [0]}
+
+
+def test_older_files_with_more_digits_are_read(folder: Path, tmp_path: Path) -> None:
+    """They have what was measured in float32 in columns of that name, with nine digits."""
+    packed = tmp_path / "a.xz"
+    pack(folder, packed)
+    first = json.loads(lzma.decompress(packed.read_bytes()).splitlines()[1])
+    epochs = {"values": list(range(1, first["result"]["epochs"] + 1))}
+    loss = {"float32": [float(f"{THIRD:.9g}")] * len(epochs["values"])}
+    full = {"values": [90.12345678901234], "rows": [0]}
+    packed.write_bytes(edited(packed, metrics={"epoch": epochs, "loss": loss, "validation": full}))
+    record = load_results(packed).get(first["key"])
+    assert record is not None
+    assert {row["loss"] for row in record.metrics} == {THIRD}
+    assert record.metrics[0]["validation"] == 90.12345678901234
 
 
 def test_unpacked_results_are_a_run_folder_again(folder: Path, tmp_path: Path) -> None:
