@@ -17,6 +17,7 @@ from tam.lab.core.config import trial_key
 from tam.lab.core.errors import LabError
 from tam.lab.core.results import (
     PACKED_FILE,
+    TrialRecord,
     load_existing_results,
     load_results,
     pack,
@@ -67,7 +68,7 @@ TRIALS: list[tuple[dict[str, Any], list[dict[str, Any]], dict[str, Any]]] = [
         {"optimizer": "tam", "lr": 0.1, "seed": 0, "epochs": 2, "switch": 1},
         [{"epoch": 1, "loss": 0.5}, {"epoch": 2, "loss": THIRD}],
         {"validation": 91.0, "loss": 0.1, "diverged": False, "epochs": 2,
-         "settings": {"optimizer": "tam", "lr": 0.1, "options": {"betas": [0.9, 0.999], "eps": 1e-8}}},
+         "settings": {"optimizer": "tam", "lr": 0.1, "options": {"betas": [0.9, 0.999], "maximize": False}}},
     ),
 ]  # fmt: skip
 
@@ -173,6 +174,12 @@ def test_settings_of_the_wrong_optimizer_are_marked_and_not_shown(folder: Path, 
         assert record.stored_result["settings"] == TRIALS[2][2]["settings"]  # not rewritten
     lines = [json.loads(line) for line in lzma.decompress(packed.read_bytes()).splitlines()[1:]]
     assert {line["key"] for line in lines if "unreliable" in line} == {key}
+
+
+def test_settings_with_the_given_options_alone_are_reliable() -> None:
+    settings = {"optimizer": "adatamw", "options": {"betas": [0.9, 0.95], "scope": "tensor"}}
+    record = TrialRecord("0" * 12, {"diverged": False, "settings": settings})
+    assert record.unreliable == () and record.result["settings"] == settings
 
 
 def edited(packed: Path, **changes: Any) -> bytes:

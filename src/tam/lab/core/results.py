@@ -54,8 +54,8 @@ class TrialRecord:
         """
         settings = self.stored_result.get("settings", {})
         options = settings.get("options", {})
-        if not {"momentum", "betas"} & options.keys():
-            return ()  # only the options that were given
+        if "maximize" not in options:
+            return ()  # only the options that were given; warm-ups recorded all of them
         expected = CANONICAL_DEFAULTS.get(settings.get("optimizer", ""), {})
         is_wrong = any((name in options) != (name in expected) for name in ("betas", "smoothing"))
         return ("settings.options",) if is_wrong else ()
