@@ -15,7 +15,15 @@ import torch
 from tam.lab.core import results
 from tam.lab.core.config import trial_key
 from tam.lab.core.errors import LabError
-from tam.lab.core.results import PACKED_FILE, load_existing_results, load_results, pack, unpack
+from tam.lab.core.results import (
+    PACKED_FILE,
+    TrialRecord,
+    load_existing_results,
+    load_results,
+    pack,
+    pack_metrics,
+    unpack,
+)
 from tam.lab.core.runner import run
 from tam.lab.core.selection import Selection, remember_selection, selections_of
 from tam.lab.core.store import ALIGNMENT_FILE, TrialFolder
@@ -60,7 +68,7 @@ TRIALS: list[tuple[dict[str, Any], list[dict[str, Any]], dict[str, Any]]] = [
         {"optimizer": "tam", "lr": 0.1, "seed": 0, "epochs": 2, "switch": 1},
         [{"epoch": 1, "loss": 0.5}, {"epoch": 2, "loss": THIRD}],
         {"validation": 91.0, "loss": 0.1, "diverged": False, "epochs": 2,
-         "settings": {"optimizer": "tam", "lr": 0.1, "options": {"betas": [0.9, 0.999], "eps": 1e-8}}},
+         "settings": {"optimizer": "tam", "lr": 0.1, "options": {"betas": [0.9, 0.999], "maximize": False}}},
     ),
 ]  # fmt: skip
 
@@ -82,10 +90,39 @@ def test_a_packed_file_gives_what_the_folder_gives(folder: Path, tmp_path: Path)
     assert pack(folder, packed) == 3
     text = lzma.decompress(packed.read_bytes()).decode()
     assert "NaN" not in text and "Infinity" not in text and len(text.splitlines()) == 4
-    expected = {key: value.replace("inf", "nan") for key, value in facts(folder).items()}
+    rounded = {repr(THIRD): "0.333333", "90.12345678901234": "90.1235", "inf": "nan"}
+    expected = facts(folder)
+    for exact, stored in rounded.items():
+        expected = {key: value.replace(exact, stored) for key, value in expected.items()}
     assert facts(packed) == facts(packed.parent) == expected
     for path in (packed, folder):
         assert selections_of(load_existing_results(path)) == [replace(SELECTION, tuning_seeds=1)]
+
+
+def test_metrics_have_six_digits() -> None:
+    rows = [
+        {"epoch": 1234567, "loss": 1e-9 / 3, "accuracies": [200 / 3, 50.0]},
+        {"epoch": 2, "loss": math.nan},
+    ]
+    columns = pack_metrics(rows)
+    assert columns["epoch"] == {"values": [1234567, 2]}
+    assert columns["loss"]["values"][0] == 3.33333e-10 and math.isnan(columns["loss"]["values"][1])
+    assert columns["accuracies"] == {"values": [[66.6667, 50.0]], "rows": [0]}
+
+
+def test_older_files_with_more_digits_are_read(folder: Path, tmp_path: Path) -> None:
+    """They have what was measured in float32 in columns of that name, with nine digits."""
+    packed = tmp_path / "a.xz"
+    pack(folder, packed)
+    first = json.loads(lzma.decompress(packed.read_bytes()).splitlines()[1])
+    epochs = {"values": list(range(1, first["result"]["epochs"] + 1))}
+    loss = {"float32": [float(f"{THIRD:.9g}")] * len(epochs["values"])}
+    full = {"values": [90.12345678901234], "rows": [0]}
+    packed.write_bytes(edited(packed, metrics={"epoch": epochs, "loss": loss, "validation": full}))
+    record = load_results(packed).get(first["key"])
+    assert record is not None
+    assert {row["loss"] for row in record.metrics} == {THIRD}
+    assert record.metrics[0]["validation"] == 90.12345678901234
 
 
 def test_unpacked_results_are_a_run_folder_again(folder: Path, tmp_path: Path) -> None:
@@ -137,6 +174,12 @@ def test_settings_of_the_wrong_optimizer_are_marked_and_not_shown(folder: Path, 
         assert record.stored_result["settings"] == TRIALS[2][2]["settings"]  # not rewritten
     lines = [json.loads(line) for line in lzma.decompress(packed.read_bytes()).splitlines()[1:]]
     assert {line["key"] for line in lines if "unreliable" in line} == {key}
+
+
+def test_settings_with_the_given_options_alone_are_reliable() -> None:
+    settings = {"optimizer": "adatamw", "options": {"betas": [0.9, 0.95], "scope": "tensor"}}
+    record = TrialRecord("0" * 12, {"diverged": False, "settings": settings})
+    assert record.unreliable == () and record.result["settings"] == settings
 
 
 def edited(packed: Path, **changes: Any) -> bytes:

@@ -2,6 +2,9 @@
 
 A packed file has one line of JSON per trial: key, config, result, metrics by column, scores, and s of every
 step in 16 bits. The first line has the schema, what was run, and the hardware. What is not finite is `null`.
+
+Floats among the metrics have six significant digits; the figures of the result are exact. Older files have
+the metrics in full, and those that were measured in float32 in columns named after it.
 """
 
 from __future__ import annotations
@@ -51,8 +54,8 @@ class TrialRecord:
         """
         settings = self.stored_result.get("settings", {})
         options = settings.get("options", {})
-        if not {"momentum", "betas"} & options.keys():
-            return ()  # only the options that were given
+        if "maximize" not in options:
+            return ()  # only the options that were given; warm-ups recorded all of them
         expected = CANONICAL_DEFAULTS.get(settings.get("optimizer", ""), {})
         is_wrong = any((name in options) != (name in expected) for name in ("betas", "smoothing"))
         return ("settings.options",) if is_wrong else ()
@@ -213,7 +216,7 @@ def _packed_record(line: Mapping[str, Any]) -> TrialRecord:
         if not bool((record.alignment.abs() <= 1).all()):
             raise ValueError(f"the alignment of {line['key']} lies outside of [-1, 1]")
     record.metrics = []
-    columns = line["metrics"].items()  # `pack_metrics` says how they are written
+    columns = line["metrics"].items()  # `pack_metrics` says how they are written; older files have "float32"
     for name, column in sorted(columns, key=lambda item: "rows" in item[1]):  # whole columns first
         values = column["values"] if "values" in column else torch.tensor(column["float32"]).tolist()
         record.metrics = record.metrics or [{} for _ in values]
@@ -290,22 +293,24 @@ def _packed_trial(record: TrialRecord) -> dict[str, Any]:
 
 
 def pack_metrics(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the metrics by name.
+    """Return the metrics by name, floats with six significant digits.
 
-    "rows" are the numbers of the rows that have the metric, if not all do. Values under "float32" were
-    measured in that precision: nine digits hold them exactly.
+    "rows" are the numbers of the rows that have the metric, if not all do.
     """
     columns: dict[str, Any] = {}
     for name in dict.fromkeys(name for row in rows for name in row):
         numbers = [i for i, row in enumerate(rows) if name in row]
-        values = [rows[i][name] for i in numbers]
-        columns[name] = {"values": values}
-        are_finite = all(isinstance(value, float) and math.isfinite(value) for value in values)
-        if are_finite and torch.tensor(values).tolist() == values and not all(map(float.is_integer, values)):
-            columns[name] = {"float32": [float(f"{value:.9g}") for value in values]}
+        columns[name] = {"values": [_round_floats(rows[i][name]) for i in numbers]}
         if len(numbers) < len(rows):
             columns[name]["rows"] = numbers
     return columns
+
+
+def _round_floats(value: Any) -> Any:
+    """Return the value with every float in it rounded to six significant digits."""
+    if isinstance(value, (list, tuple)):
+        return [_round_floats(v) for v in value]
+    return float(f"{value:.6g}") if isinstance(value, float) else value
 
 
 def without_nan(value: Any) -> Any:

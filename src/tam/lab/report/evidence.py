@@ -15,6 +15,7 @@ from tam.lab.core.results import (
     Results,
     TrialRecord,
     load_existing_results,
+    pack_metrics,
     without_nan,
 )
 from tam.lab.core.selection import select_plans, selections_of
@@ -132,11 +133,15 @@ def _add(evidence: Evidence, record: TrialRecord, source: Path) -> None:
 
 
 def _figures(record: TrialRecord) -> dict[str, str]:
-    """Return what two copies of a trial must share: everything but time, machine, files and settings."""
+    """Return what two copies of a trial must share: everything but time, machine, files and settings.
+
+    A packed copy has the metrics rounded, so they are compared as they would be packed.
+    """
     left_out = ("timing", "machine", "files", "settings")
     result = {key: value for key, value in record.stored_result.items() if key not in left_out}
     s = [] if record.alignment is None else record.alignment.tolist()
-    contents = {"result": result, "metrics": record.metrics, "scores": record.scores, "alignment": s}
+    metrics = pack_metrics(record.metrics)
+    contents = {"result": result, "metrics": metrics, "scores": record.scores, "alignment": s}
     return {k: json.dumps(without_nan(v), sort_keys=True) if v else "" for k, v in contents.items()}
 
 
