@@ -56,9 +56,10 @@ def test_the_pages_agree(pages: Path) -> None:
     for name in ("forest.svg", "lr.svg"):
         root = ElementTree.fromstring((pages / name).read_text())
         assert root.tag == "{http://www.w3.org/2000/svg}svg"
-    first, parts = ([line for line in text.splitlines() if line.startswith("| ")][2:]
-                    for text in markdown.split("## All parts"))  # fmt: skip
+    first, beyond, parts = ([line for line in text.splitlines() if line.startswith("| ")][2:]
+                            for text in re.split("## Beyond the paper|## All parts", markdown))  # fmt: skip
     assert len(first) == len(claims["claims"])
+    assert len(beyond) == len(claims["hypotheses"]) == 8
     compared = [
         one for claim in claims["claims"] for one in claim["parts"] if one["estimate"] or one["pilot"]
     ]
