@@ -31,7 +31,7 @@ def make_population(
     sources = [load_source_alignment(*trial) for trial in zip(configs, folders, strict=True)]
     networks = Population(configs, data_folder, device, sources)
     for config, source in zip(configs, sources, strict=True):
-        check_source_length(source, networks.steps * config.passes * config.epochs)
+        check_source_length(source, networks.steps * config.passes * config.epochs, config.damping_of)
     return networks
 
 

@@ -182,7 +182,7 @@ class Population:
         ]
         rules = []
         for config, source in zip(self.configs, sources, strict=True):
-            check_source_length(source, config.steps)
+            check_source_length(source, config.steps, config.damping_of)
             rule = replace(rule_of(config.optimizer, config.options), max_grad_norm=config.clip or None)
             # A smoothing of 1 leaves s as the control sets it.
             rules.append(rule if source is None else replace(rule, smoothing=1.0))
@@ -199,11 +199,11 @@ class Population:
         for i, (config, s) in enumerate(zip(self.configs, sources, strict=True)):
             if s is None:
                 continue
-            own[i] = s
+            own[i], rule = s, self.stack.rules[i]
             if config.damping == "mean":
-                own[i] = s.mean(0).expand_as(s)
-                if self.stack.rules[i].soft_restart:
-                    factors = (2 * self.stack.rules[i].damping(s)).clamp(max=1)
+                own[i] = rule.alignment_at_mean_damping(s).expand_as(s)
+                if rule.soft_restart:
+                    factors = (2 * rule.damping(s)).clamp(max=1)
                     self.stack.momentum_factor[i] = factors.mean(0).to(self.device)
             elif config.damping != "another":
                 raise LabError(f"pretrain has no control with damping {config.damping!r}")
