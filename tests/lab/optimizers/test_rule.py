@@ -28,7 +28,7 @@ def make_stack(rules: Sequence[Rule]) -> RuleStack:
 
 
 def grads_at(params: Sequence[Tensor], step: int) -> list[Tensor]:
-    """Return noisy gradients of a quadratic whose minimum jumps: s has both signs, coordinates have scales."""
+    """Return noisy gradients of a quadratic whose minimum jumps: s has both signs."""
     jump, grads = 4.0 * (-1) ** (step // 3), []
     for p, noise in zip(params, gradients([p.float() for p in params], step), strict=True):
         scale = torch.linspace(0.05, 2, p.numel(), dtype=p.dtype).view(p.shape)
@@ -108,8 +108,8 @@ class PlainLoop:
     """One run in float64, written from the formulas with one change of the rule at a time.
 
     m <- beta min(1, 2 d) m + d g with a soft restart; d between `low` and `high`; the cosine in the metric of
-    1 / (sqrt(v) + eps) of the step before; the mask of C-AdamW (Liang et al. 2024, algorithm 2 as published in
-    code: the mean of the mask is at least 0.001); lr *= 1 + h cos(g, last step).
+    1 / (sqrt(v) + eps) of the step before; the mask of C-AdamW (Liang et al. 2024,
+    whose code bounds the mean of the mask by 0.001); lr *= 1 + h cos(g, last step).
     """
 
     lr: float

@@ -54,11 +54,12 @@ def rule_of(name: str, options: Mapping[str, Any]) -> Rule:
         TypeError: If the rule has no such option.
     """
     name, own = get(name).name, dict(options)
+    adatamw = {"adaptive": True}
     adamw = {"adaptive": True, "torque": False, "bias_correction": True}
     fixed_by_name: dict[str, dict[str, Any]] = {
-        "sgdm": {"torque": False}, "tam": {}, "tam-variant": {}, "adamw": adamw, "adatamw": {"adaptive": True},
-        "adatamw-variant": {"adaptive": True}, "c-adamw": {**adamw, "cautious": True},
-        "hypergradient-adamw": adamw,
+        "sgdm": {"torque": False}, "tam": {}, "tam-variant": {},
+        "adatamw": adatamw, "adatamw-variant": adatamw,
+        "adamw": adamw, "c-adamw": {**adamw, "cautious": True}, "hypergradient-adamw": adamw,
     }  # fmt: skip
     if name not in fixed_by_name:
         raise ValueError(f"the lab has no rule for the optimizer {name!r}")
