@@ -281,7 +281,10 @@ def test_the_papers_networks_have_their_parameters() -> None:
 
 
 def test_slopes() -> None:
-    assert population.slope_per_task([3.0, 2.0, 1.0]) == pytest.approx(-1) and population.slope_per_task([5.0]) == 0
+    assert (
+        population.slope_per_task([3.0, 2.0, 1.0]) == pytest.approx(-1)
+        and population.slope_per_task([5.0]) == 0
+    )
 
 
 @pytest.mark.parametrize(

@@ -296,7 +296,7 @@ class Population:
         loss = float(self.losses[index, -1])
         is_finite = math.isfinite(validation) and math.isfinite(loss)
         if is_finite:
-            folder.write(ALIGNMENT_FILE, s.cpu())
+            folder.write(ALIGNMENT_FILE, s.to("cpu", copy=True))  # a view would store all runs
         quarter = self.steps // 4
         params = sum(math.prod(shape) for shape in self.network.shapes().values())
         test = {"test": self._final_losses["test"][index]} if self.configs[index].test else {}
