@@ -151,11 +151,8 @@ def test_s_that_is_given_is_what_a_member_uses(tmp_path: Path) -> None:
 
 def learn(one: population.Population) -> None:
     """Learn the first task."""
-    one.begin_task(0)
-    for number in range(one.passes):
-        one.begin_pass(0, number)
-        for _ in range(one.steps):
-            one.step()
+    for _ in one.epoch(0):
+        pass
 
 
 def test_s_of_every_step_is_kept_to_a_128th(tmp_path: Path) -> None:
@@ -284,7 +281,10 @@ def test_the_papers_networks_have_their_parameters() -> None:
 
 
 def test_slopes() -> None:
-    assert online.slope_per_task([3.0, 2.0, 1.0]) == pytest.approx(-1) and online.slope_per_task([5.0]) == 0
+    assert (
+        population.slope_per_task([3.0, 2.0, 1.0]) == pytest.approx(-1)
+        and population.slope_per_task([5.0]) == 0
+    )
 
 
 @pytest.mark.parametrize(

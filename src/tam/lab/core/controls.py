@@ -7,8 +7,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from torch.optim import AdamW
+
 from tam.lab import optimizers
 from tam.lab.core.study import Study, Variant
+from tam.optimizers import AdaTAMW
 from tam.switching import transfer
 
 OF_TAM = ("grouped", "decay_in_cosine", "sgdm_from", "buffers")  # settings that mean nothing to others
@@ -19,9 +22,10 @@ NOT_A_CONTROLS = ("keep_at",)  # nobody begins from a run with a d that is not i
 
 def plain(optimizer: str) -> str:
     """Return what an optimizer is compared with at one effective lr: SGDM, Adam or AdamW."""
-    if optimizer in ("adamw", "adatamw"):
+    cls = optimizers.get(optimizer).cls
+    if issubclass(cls, AdamW | AdaTAMW):
         return "adamw"
-    return "sgdm" if transfer.family(optimizers.get(optimizer).cls) == "sgd" else "adam"
+    return "sgdm" if transfer.family(cls) == "sgd" else "adam"
 
 
 def settled_step(optimizer: str, options: Mapping[str, Any]) -> float:

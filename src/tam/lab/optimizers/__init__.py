@@ -16,6 +16,7 @@ from tam import registry
 from tam.lab.optimizers.rule import Rule
 from tam.lab.optimizers.variants import TAMVariant
 from tam.optimizers import AdaTAMW
+from tam.options import two_betas
 from tam.registry import OptimizerInfo
 
 SCHEDULE_FREE = "schedule-free-adamw"
@@ -23,13 +24,14 @@ STUDIED: Mapping[str, OptimizerInfo] = {
     info.name: info
     for info in (
         OptimizerInfo("tam-variant", "TAM variant", TAMVariant, None, ()),
-        # These train in populations, whose steps `Rule` describes. The classes say which lr they share.
+        # The others train in populations, whose steps `Rule` describes. The classes say which lr they share.
         OptimizerInfo("adatamw-variant", "AdaTAMW variant", AdaTAMW, None, ()),
         OptimizerInfo("c-adamw", "C-AdamW", AdamW, None, ()),
         OptimizerInfo("hypergradient-adamw", "AdamW with hypergradient descent", AdamW, None, ()),
         OptimizerInfo(SCHEDULE_FREE, "Schedule-free AdamW", AdamW, None, ()),
     )
 }
+ONLY_IN_POPULATIONS = STUDIED.keys() - {"tam-variant"}
 
 
 def get(name: str) -> OptimizerInfo:
@@ -53,20 +55,23 @@ def rule_of(name: str, options: Mapping[str, Any]) -> Rule:
         ValueError: If the lab has no rule for it, or an option has a wrong value.
         TypeError: If the rule has no such option.
     """
-    own = dict(options)
-    if "betas" in own:
-        own["momentum"], own["beta2"] = own.pop("betas")
+    name, own = get(name).name, dict(options)
+    adatamw = {"adaptive": True}
+    adamw = {"adaptive": True, "torque": False, "bias_correction": True}
     fixed_by_name: dict[str, dict[str, Any]] = {
         "sgdm": {"torque": False}, "tam": {}, "tam-variant": {},
-        "adamw": {"adaptive": True, "torque": False, "bias_correction": True},
-        "adatamw": {"adaptive": True}, "adatamw-variant": {"adaptive": True},
-        "c-adamw": {"adaptive": True, "torque": False, "bias_correction": True, "cautious": True},
+        "adatamw": adatamw, "adatamw-variant": adatamw,
+        "adamw": adamw, "c-adamw": {**adamw, "cautious": True}, "hypergradient-adamw": adamw,
         SCHEDULE_FREE: {"adaptive": True, "torque": False},
-        "hypergradient-adamw": {
-            "adaptive": True, "torque": False, "bias_correction": True,
-            "hypergradient": own.pop("hyper_lr", 0.02),
-        },
     }  # fmt: skip
     if name not in fixed_by_name:
         raise ValueError(f"the lab has no rule for the optimizer {name!r}")
-    return Rule(**{**fixed_by_name[name], **own})
+    fixed = dict(fixed_by_name[name])
+    if "adaptive" in fixed:
+        betas = own.pop("betas", (0.9, 0.999))
+        two_betas("betas", betas)
+        fixed["momentum"], fixed["beta2"] = betas
+        own.setdefault("weight_decay", 0.01)  # AdamW's and AdaTAMW's default
+    if name == "hypergradient-adamw":
+        fixed["hypergradient"] = own.pop("hyper_lr", 0.02)
+    return Rule(**fixed, **own)

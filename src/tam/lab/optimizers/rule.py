@@ -9,10 +9,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import torch
 from torch import Tensor
+
+from tam.options import below_one, check_options, finite_number, one_of
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,8 +60,10 @@ class Rule:
     max_grad_norm: float | None = None
 
     def __post_init__(self) -> None:
-        if self.scope not in ("global", "tensor"):
-            raise ValueError(f'scope must be "global" or "tensor", got {self.scope!r}')
+        check_options(asdict(self))
+        below_one("beta2", self.beta2)
+        one_of("global", "tensor")("scope", self.scope)
+        finite_number("hypergradient", self.hypergradient)
         if not 0 <= self.min_damping <= self.max_damping <= 1:
             bounds = f"got {self.min_damping} and {self.max_damping}"
             raise ValueError(f"0 <= min_damping <= max_damping <= 1 must hold, {bounds}")
@@ -69,6 +73,13 @@ class Rule:
     def damping(self, s: Tensor) -> Tensor:
         """Return d."""
         return ((1 + (self.gain * s).clamp(-1, 1)) / 2).clamp(self.min_damping, self.max_damping)
+
+    def alignment_at_mean_damping(self, s: Tensor) -> Tensor:
+        """Return the s whose d is the mean of d over these steps."""
+        is_bounded = (self.min_damping, self.max_damping) != (0, 1)
+        if self.gain == 0 or (self.gain == 1 and not is_bounded):  # d is constant, or linear in s
+            return s.mean(0)
+        return (2 * self.damping(s).mean(0) - 1) / self.gain
 
 
 class RuleStack:

@@ -16,7 +16,8 @@ from tam.lab.optimizers.rule import Rule, RuleStack
 class TAMVariant(Optimizer):
     """TAM with changes of its rule that are studied and not recommended.
 
-    It takes the options of `Rule`. All parameters are in one group. CUDA graphs can capture a step.
+    It takes the options of `Rule`, which are fixed from then on. All parameters are in one group. A parameter
+    without a gradient counts as one with a gradient of 0. CUDA graphs can capture a step.
     """
 
     lr_family: ClassVar[str] = "sgd"
@@ -30,10 +31,16 @@ class TAMVariant(Optimizer):
         own = dict(options, momentum=momentum, floor=floor, gain=gain)
         self._make_rule(own)  # raises if an option is wrong
         super().__init__(params, {"lr": lr, **own})
-        if len(self.param_groups) > 1:
+        params_of_group = self.param_groups[0]["params"]
+        self._stack = RuleStack([_flat(p) for p in params_of_group], [self._make_rule(own)])
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        if self.param_groups:
             raise ValueError(f"{type(self).__name__} takes one group of parameters")
-        group = self.param_groups[0]
-        self._stack = RuleStack([_flat(p) for p in group["params"]], [self._make_rule(own)])
+        super().add_param_group(param_group)
+        for p in self.param_groups[0]["params"]:
+            if torch.empty_like(p).stride() != p.stride():
+                raise ValueError(f"a parameter of shape {tuple(p.shape)} is not dense in memory: copy it")
 
     def _make_rule(self, options: dict[str, Any]) -> Rule:
         unknown = sorted(options.keys() - {field.name for field in fields(Rule)})

@@ -80,7 +80,8 @@ def _check_segments(alignment: Tensor, segments: int, source: str) -> None:
     )
 
 
-def check_source_length(source: Tensor | None, steps: int) -> None:
-    """Raise LabError if a control's source has another number of steps."""
+def check_source_length(source: Tensor | None, steps: int, name: str | None = None) -> None:
+    """Raise LabError if a control's source, the trial of this name, has another number of steps."""
     if source is not None and len(source) != steps:
-        raise LabError(f"the trial whose damping this control uses has {len(source)} steps, not {steps}")
+        trial = f"trial {name}" if name else "trial"
+        raise LabError(f"the {trial} whose damping this control uses has {len(source)} steps, not {steps}")

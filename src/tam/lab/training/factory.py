@@ -81,6 +81,8 @@ def make_optimizer(
 ) -> Optimizer:
     """Return the optimizer of a config. With `captured` its steps can be part of a CUDA graph."""
     record, options = optimizers.get(config.optimizer), {**config.options, **more_options}
+    if record.name in optimizers.ONLY_IN_POPULATIONS:
+        raise LabError(f"{record.name} is an optimizer of populations: a network that trains alone has none")
     if config.damping is not None:
         options["smoothing"] = 1.0  # the step leaves s as the control sets it
     if captured:

@@ -6,10 +6,12 @@ compute alone.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Generator, Sequence
+from dataclasses import asdict, dataclass
 from itertools import pairwise
 from pathlib import Path
+from statistics import linear_regression, mean
 from typing import Any, ClassVar
 
 import torch
@@ -18,9 +20,10 @@ from torch.func import vmap
 from torch.nn.functional import cross_entropy
 
 from tam import functional
-from tam.lab.core.alignment import levels_of
+from tam.lab.core.alignment import keep_levels, levels_of
 from tam.lab.core.config import TrialConfig
 from tam.lab.core.errors import LabError
+from tam.lab.core.store import TrialFolder
 from tam.lab.data import load, split
 from tam.lab.training.augmentation import normalize, per_channel
 from tam.lab.training.cuda_graph import CapturedStep
@@ -214,6 +217,7 @@ class Population:
         }
         self.configs = [configs[i] for i in self.places]
         self.numbers = [number for _, number in sorted(zip(self.places, range(len(configs)), strict=True))]
+        self.levels: list[list[Tensor]] = [[] for _ in configs]  # s of every step, task by task
         self._load_images(first, data_folder)
         self.steps = self.indices.shape[1] // first.batch  # per pass
         if self.steps == 0:
@@ -256,6 +260,19 @@ class Population:
         self.values = [torch.zeros(n, self.steps * self.passes, device=d) for _ in range(3)]
 
     # ------------------------------------------------------------------ a task
+
+    def epoch(self, epoch: int) -> Generator[None, None, list[dict[str, Any]]]:
+        """Learn a task. Return the members' metrics, in the caller's order."""
+        self.begin_task(epoch)
+        for number in range(self.passes):
+            self.begin_pass(epoch, number)
+            for _ in range(self.steps):
+                self.step()
+                yield None
+        levels = levels_of(self.values[2]).cpu()
+        for own, i in zip(self.levels, self.numbers, strict=True):
+            own += [levels[i]] if has_own_alignment(self.configs[i]) else []
+        return self.task_metrics(epoch)
 
     def begin_task(self, task: int) -> None:
         """Set the labels of a task."""
@@ -315,13 +332,15 @@ class Population:
 
     def member_state(self, index: int) -> dict[str, Any]:
         tensors = [x.detach().clone() for x in self._tensors(index)]
-        return {"tensors": tensors, "taken": self.steps_taken.clone()}
+        levels = torch.cat([torch.zeros(0, dtype=torch.int8), *self.levels[index]])
+        return {"tensors": tensors, "taken": self.steps_taken.clone(), "levels": levels}
 
+    @torch.no_grad()
     def load_member_state(self, index: int, state: dict[str, Any]) -> None:
-        with torch.no_grad():
-            for own, stored in zip(self._tensors(index), state["tensors"], strict=True):
-                own.copy_(stored)
-            self.steps_taken.copy_(state["taken"])
+        for own, stored in zip(self._tensors(index), state["tensors"], strict=True):
+            own.copy_(stored)
+        self.steps_taken.copy_(state["taken"])
+        self.levels[index] = [state["levels"].cpu()] if len(state["levels"]) else []
 
     def task_metrics(self, task: int) -> list[dict[str, Any]]:
         """Return the members' metrics of the task just learned, in the caller's order."""
@@ -335,12 +354,20 @@ class Population:
             rows.append({**row, "alignment": float(s[i].mean())} if has_alignment else row)
         return rows
 
-    def task_levels(self) -> list[Tensor | None]:
-        """Return s of every step of the task in 8 bits, for members that follow their own torque."""
-        levels = levels_of(self.values[2]).cpu()
-        return [levels[i] if has_own_alignment(self.configs[i]) else None for i in self.numbers]
+    def finish(self, index: int, folder: TrialFolder) -> dict[str, Any]:
+        """Write s of every step in 8 bits, if the member follows its own torque. Return the result."""
+        if self.levels[index]:
+            keep_levels(folder, torch.cat(self.levels[index]))
+        rows, block = folder.rows, self.blocks[0]
+        online = [row["online"] for row in rows]
+        return {
+            "online": mean(online), "first": mean(row["first"] for row in rows),
+            "slope": slope_per_task(online), "loss": rows[-1]["loss"],
+            "diverged": not math.isfinite(rows[-1]["loss"]), "epochs": len(rows),
+            "parameters": sum(p.numel() for p in block.params) // block.lr.numel(),
+            "settings": asdict(self.configs[self.numbers[index]]),
+        }  # fmt: skip
 
-    def parameters(self) -> int:
-        """Return the number of parameters of a member."""
-        block = self.blocks[0]
-        return sum(p.numel() for p in block.params) // block.lr.numel()
+
+def slope_per_task(values: Sequence[float]) -> float:
+    return linear_regression(range(len(values)), values).slope if len(values) > 1 else 0.0

@@ -25,6 +25,7 @@ from tam.lab.training.cuda_graph import CapturedStep
 from tam.lab.training.damping_control import check_source_length, read_source_alignment
 from tam.lab.training.loop import Progress
 
+NOISE_BYTES = 1 << 20
 FINAL_LR = 0.1  # of the peak
 CHANCE = math.log(BYTES)
 EVALUATED = 2048  # sequences of a text, at most
@@ -217,6 +218,9 @@ class Population:
         self.starts = torch.stack([starts[config.seed] for config in self.configs]).to(self.device)
         self.is_outlier = torch.stack([outliers[config.seed] for config in self.configs]).to(self.device)
         self.offsets = torch.arange(first.context + 1, device=self.device)
+        # Outlier batches begin at the same places of a text of random bytes.
+        generator = torch.Generator().manual_seed(0)
+        self.noise = torch.randint(BYTES, (NOISE_BYTES,), generator=generator).to(self.device)
 
     def _make_stack(self, folders: Sequence[TrialFolder]) -> None:
         """Create parameters and the state of the rules, and read what controls take over."""
@@ -226,7 +230,7 @@ class Population:
         ]
         rules = []
         for config, source in zip(self.configs, sources, strict=True):
-            check_source_length(source, config.steps)
+            check_source_length(source, config.steps, config.damping_of)
             rule = replace(rule_of(config.optimizer, config.options), max_grad_norm=config.clip or None)
             # A smoothing of 1 leaves s as the control sets it.
             rules.append(rule if source is None else replace(rule, smoothing=1.0))
@@ -247,11 +251,11 @@ class Population:
         for i, (config, s) in enumerate(zip(self.configs, sources, strict=True)):
             if s is None:
                 continue
-            own[i] = s
+            own[i], rule = s, self.stack.rules[i]
             if config.damping == "mean":
-                own[i] = s.mean(0).expand_as(s)
-                if isinstance(self.stack, RuleStack) and self.stack.rules[i].soft_restart:
-                    factors = (2 * self.stack.rules[i].damping(s)).clamp(max=1)
+                own[i] = rule.alignment_at_mean_damping(s).expand_as(s)
+                if isinstance(self.stack, RuleStack) and rule.soft_restart:
+                    factors = (2 * rule.damping(s)).clamp(max=1)
                     self.stack.momentum_factor[i] = factors.mean(0).to(self.device)
             elif config.damping != "another":
                 raise LabError(f"pretrain has no control with damping {config.damping!r}")
@@ -262,8 +266,8 @@ class Population:
         now = self.steps_taken.reshape(1)
         starts = self.starts.index_select(1, now)[:, 0]
         content = self.train[starts[:, :, None] + self.offsets].long()
-        if self.configs[0].outliers:  # bytes that nothing predicts
-            noise = (content * 31 + self.offsets * 17 + starts[:, :, None] * 7) % BYTES
+        if self.configs[0].outliers:
+            noise = self.noise[(starts[:, :, None] + self.offsets) % len(self.noise)]
             content = torch.where(self.is_outlier.index_select(1, now)[:, :, None], noise, content)
         x, y = content[..., :-1], content[..., 1:]
         losses = self._losses(self.network, self.stack.params, x, y, self.dtype)
@@ -349,7 +353,7 @@ class Population:
             quarter = self.steps // 4
             settled = {"settled_alignment": float(s[quarter : self.steps - quarter].float().mean())}
             if is_finite:
-                folder.write(ALIGNMENT_FILE, s.cpu())
+                folder.write(ALIGNMENT_FILE, s.to("cpu", copy=True))  # a view would store all runs
         params = sum(math.prod(shape) for shape in self.network.shapes().values())
         test = {"test": self._final_losses["test"][index]} if self.configs[index].test else {}
         return {
