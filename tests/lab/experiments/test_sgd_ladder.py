@@ -277,6 +277,15 @@ def test_keys_are_not_those_of_images() -> None:
             config(**wrong)
 
 
+def test_pilots_have_other_seeds_and_no_torque() -> None:
+    presets = get_experiment("sgd_ladder").presets
+    (pilot,) = presets["pilot"]
+    assert {variant.optimizer for variant in pilot.variants} == {"sgdm"} and pilot.trials() == 2 * 9 * 2
+    registered = {seed for study in presets["registered"] for seed in study.seeds}
+    for name in ("pilot", "quick"):
+        assert all(registered.isdisjoint(study.seeds) for study in presets[name])
+
+
 @pytest.mark.parametrize("name", ["resnet", "mlp"])
 def test_the_registered_ladders(name: str) -> None:
     experiment = get_experiment("sgd_ladder")
