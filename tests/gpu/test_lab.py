@@ -24,6 +24,7 @@ from tam.lab.experiments.llm import trial as llm
 from tam.lab.experiments.llm.masked import BackwardPass, MaskedLoss, compile_layers
 from tam.lab.experiments.online import trial as online
 from tam.lab.experiments.runtime import trial as runtime
+from tam.lab.experiments.sgd_ladder import trial as sgd_ladder
 from tam.lab.experiments.warmup import forks
 
 CUDA = torch.device("cuda")
@@ -95,6 +96,48 @@ def test_given_d_reaches_every_replay_of_the_graph(tmp_path: Path) -> None:
             torch.testing.assert_close(used, torch.full_like(s, float(s.double().mean())))
         else:
             assert torch.equal(used.sort().values, s.sort().values) and not torch.equal(used, s)
+
+
+LADDER: dict[str, Any] = {
+    "data": "digits", "seed": 0, "epochs": 3, "batch": 64, "held_out": 300, "optimizer": "tam-variant",
+    "lr": 0.2, "options": {"momentum": 0.99, "smoothing": 0.5, "soft_restart": True},
+}  # fmt: skip
+SGDM: dict[str, Any] = {"optimizer": "sgdm", "lr": 0.05, "options": {"momentum": 0.99}}
+TAM: dict[str, Any] = {"optimizer": "tam", "lr": 0.1, "options": {"momentum": 0.99, "gain": 5.0}}
+
+
+@pytest.mark.parametrize("model", ["tiny", "tiny-mlp"])
+@pytest.mark.parametrize("variant", [SGDM, TAM, {}])
+@pytest.mark.parametrize("clip", [0.2, 0.0])
+def test_a_ladder_of_sgd_clips_inside_the_graph(
+    model: str, variant: dict[str, Any], clip: float, tmp_path: Path
+) -> None:
+    one = sgd_ladder.Config(**{**LADDER, **variant, "model": model, "clip": clip})
+    found, expected = (folder.metrics() for folder in on_both(sgd_ladder.run, one, tmp_path))
+    for key in ("loss", "grad_norm", "validation_loss"):
+        assert found[0][key] == pytest.approx(expected[0][key], rel=0.1)
+    for key in ("loss", "validation_loss"):
+        assert found[-1][key] == pytest.approx(expected[-1][key], rel=0.3)
+
+
+def test_soft_restarts_are_replayed_and_held_inside_the_graph(tmp_path: Path) -> None:
+    def run_one(**more: Any) -> TrialFolder:
+        one = sgd_ladder.Config(**{**LADDER, "model": "tiny", **more})
+        folder = TrialFolder(tmp_path, one)
+        with folder.at_work():
+            for _ in sgd_ladder.run(one, folder, tmp_path, CUDA, 1e9):
+                pass
+        return folder
+
+    source = run_one()
+    s = read_alignment(source.path / "alignment.pt")
+    assert len(s.unique()) > len(s) // 2
+    again = run_one(damping="same", damping_of=source.key)
+    assert torch.equal(read_alignment(again.path / "alignment.pt"), s)
+    assert again.metrics()[0]["loss"] == pytest.approx(source.metrics()[0]["loss"], rel=0.01)
+    held = run_one(damping="mean", damping_of=source.key)
+    used = read_alignment(held.path / "alignment.pt")
+    torch.testing.assert_close(used, torch.full_like(s, float(s.double().mean())))
 
 
 def test_a_trial_goes_on_from_its_checkpoint(tmp_path: Path) -> None:

@@ -17,7 +17,8 @@ from tam.lab.core.results import load_results, pack, round_alignment, unpack
 from tam.lab.core.selection import Selection, remember_selection
 from tam.lab.core.store import ALIGNMENT_FILE, TrialFolder
 from tam.lab.models import get_model
-from tam.lab.training.damping_control import load_source_alignment
+from tam.lab.optimizers.variants import TAMVariant
+from tam.lab.training.damping_control import alignment_tensors, load_source_alignment
 from tam.lab.training.loop import StepRecorder
 from tests.lab.experiments.test_images import config, outcome, run
 
@@ -168,6 +169,42 @@ def test_a_step_can_be_captured() -> None:
         recorder.values.data_ptr(),
         recorder.steps_taken.data_ptr(),
     )
+
+
+def test_the_tensors_that_hold_s() -> None:
+    """They are the same in every step, also in a warm-up. What is written to them counts."""
+    params = make_params()
+    for optimizer, count in (
+        (tam.TAM(params, scope="tensor"), 3),
+        (tam.Warmup(tam.TAM(params), torch.optim.SGD, 10), 1),
+        (TAMVariant(params), 1),
+        (TAMVariant(params, scope="tensor"), 3),
+        (torch.optim.SGD(params, lr=0.1), 0),
+    ):
+        take_steps(None, optimizer, 0, 1)
+        before = alignment_tensors(optimizer)
+        take_steps(None, optimizer, 1, 2)
+        after = alignment_tensors(optimizer)
+        assert [s.data_ptr() for s in before] == [s.data_ptr() for s in after] and len(after) == count
+    held = TAMVariant(params, smoothing=1.0)
+    alignment_tensors(held)[0].fill_(0.25)
+    take_steps(None, held, 2, 3)
+    assert held._stack.s.tolist() == [[0.25] * 3]
+
+
+def test_a_variant_is_recorded_and_replayed_like_tam() -> None:
+    source = torch.rand(5, generator=torch.Generator().manual_seed(1)) * 2 - 1
+    twins = []
+    for kind in (tam.TAM, TAMVariant):
+        own, control = kind(make_params(), lr=0.05), kind(make_params(), lr=0.05, smoothing=1.0)
+        recorders = StepRecorder(5, CPU), StepRecorder(5, CPU, source)
+        for recorder, optimizer in zip(recorders, (own, control), strict=True):
+            take_steps(recorder, optimizer, 0, 5)
+        assert torch.equal(recorders[1].alignment, source)
+        twins.append(
+            [recorders[0].alignment, *own.param_groups[0]["params"], *control.param_groups[0]["params"]]
+        )
+    torch.testing.assert_close(*twins)
 
 
 def test_a_checkpoint_without_segments_goes_on_with_the_mean(tmp_path: Path) -> None:

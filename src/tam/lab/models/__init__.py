@@ -1,9 +1,10 @@
-"""The networks of the paper's image classification, with the paper's numbers of parameters."""
+"""The networks of the image experiments. Those of the paper have its numbers of parameters."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from torch import Tensor, nn
 from torch.nn.functional import relu
@@ -106,6 +107,20 @@ class MobileNet(nn.Module):
         return self.head(self.layers(x).mean((2, 3)))  # type: ignore[no-any-return]
 
 
+class MLP(nn.Module):
+    """A perceptron with ReLU between its layers: `widths` from the number of pixels to the last layer."""
+
+    def __init__(self, widths: Sequence[int], classes: int) -> None:
+        super().__init__()
+        layers: list[nn.Module] = []
+        for inside, outside in pairwise(widths):
+            layers += [nn.Linear(inside, outside), nn.ReLU()]
+        self.layers, self.head = nn.Sequential(*layers), nn.Linear(widths[-1], classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.layers(x.flatten(1)))  # type: ignore[no-any-return]
+
+
 @dataclass(frozen=True)
 class Model:
     """A network by name."""
@@ -136,6 +151,8 @@ MODELS: Mapping[str, Model] = {
         Model("vit", "ViT-B/32", _vit, "87M",
               "the paper names no variant; 87M fits ViT-B/32, ViT-B/16 has 86M"),
         Model("tiny", "a ResNet of 8 channels", lambda classes: ResNet(Basic, (1, 1), classes, (8, 16))),
+        Model("mlp", "MLP", lambda classes: MLP((3 * 32 * 32, 512, 512), classes)),
+        Model("tiny-mlp", "an MLP for digits", lambda classes: MLP((3 * 8 * 8, 32, 32), classes)),
     )
 }  # fmt: skip
 

@@ -51,7 +51,30 @@ class TAMVariant(Optimizer):
     @property
     def alignment(self) -> Tensor:
         """s: one value, or one per parameter with `scope="tensor"`."""
-        return self._stack.s[0] if self._stack.rules[0].scope == "tensor" else self._stack.s[0, 0]
+        return self._stack.s[0] if self._is_per_tensor else self._stack.s[0, 0]
+
+    @property
+    def _is_per_tensor(self) -> bool:
+        return self._stack.rules[0].scope == "tensor"
+
+    def alignments(self) -> list[Tensor]:
+        """Return the tensors that hold s, one per segment. The next step uses what is written to them."""
+        return list(self._stack.s[0].unbind()) if self._is_per_tensor else [self._stack.s[0, 0]]
+
+    @torch.no_grad()
+    def hold_momentum_factor(self, s: Tensor) -> None:
+        """Replace min(1, 2 d) of a soft restart by its mean over the given steps.
+
+        A control with constant damping needs it: the mean of min(1, 2 d) is not min(1, 2 mean d). Without
+        soft restarts nothing changes.
+
+        Args:
+            s: s of every step, [steps], or [steps, segments].
+        """
+        rule = self._stack.rules[0]
+        if rule.soft_restart:
+            factors = (2 * rule.damping(s.double())).clamp(max=1.0).mean(0)
+            self._stack.momentum_factor.copy_(factors.expand_as(self._stack.momentum_factor))
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -60,6 +83,8 @@ class TAMVariant(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         group = self.param_groups[0]
+        if not self._is_per_tensor:  # the stack has one s per tensor: `alignments` returns the first
+            self._stack.s.copy_(self._stack.s[:, :1].clone())
         lr = torch.as_tensor(group["lr"], device=self._stack.device, dtype=torch.float32).reshape(1)
         self._stack.step([_flat_grad(p) for p in group["params"]], lr)
         return loss

@@ -10,14 +10,36 @@ from tam.lab.core.alignment import read_alignment
 from tam.lab.core.config import TrialConfig
 from tam.lab.core.errors import LabError
 from tam.lab.core.store import ALIGNMENT_FILE, TrialFolder
+from tam.lab.optimizers.variants import TAMVariant
+from tam.optimizers.base import make_state
 from tam.optimizers.torque import TorqueOptimizer
 from tam.switching.warmup import Warmup
 
 
-def torque_optimizer(optimizer: Optimizer) -> TorqueOptimizer | None:
-    """Return the optimizer whose step computes s, in a warm-up the active one. None if it has no s."""
+def alignment_tensors(optimizer: Optimizer) -> list[Tensor]:
+    """Return the tensors to which the step writes s, one per segment. Empty if the optimizer has no s.
+
+    In a warm-up they are those of the active optimizer. They are its state as soon as there are gradients.
+    """
     active = optimizer.optimizer if isinstance(optimizer, Warmup) else optimizer
-    return active if isinstance(active, TorqueOptimizer) else None
+    if isinstance(active, TAMVariant):
+        return active.alignments()
+    if not isinstance(active, TorqueOptimizer):
+        return []
+    make_state(active)
+    return active.segments.alignments()
+
+
+def hold_momentum_factor(config: TrialConfig, folder: TrialFolder, optimizer: Optimizer) -> None:
+    """Give a control with constant damping the mean momentum of its source, if that has soft restarts.
+
+    Raises:
+        LabError: If the source's file is missing or damaged, or has another number of segments.
+    """
+    if config.damping == "mean" and isinstance(optimizer, TAMVariant):
+        s = read_source_alignment(config, folder, len(optimizer.alignments()))
+        assert s is not None
+        optimizer.hold_momentum_factor(s)
 
 
 def load_source_alignment(
@@ -39,8 +61,8 @@ def load_source_alignment(
     Raises:
         LabError: If the file is missing or damaged, or has another number of segments.
     """
-    torque = None if optimizer is None else torque_optimizer(optimizer)
-    alignment = read_source_alignment(config, folder, 1 if torque is None else len(torque.segments.members()))
+    segments = 0 if optimizer is None else len(alignment_tensors(optimizer))
+    alignment = read_source_alignment(config, folder, max(1, segments))
     if alignment is not None and config.damping == "mean":
         return alignment.double().mean(0).to(alignment.dtype).expand_as(alignment).contiguous()
     if alignment is not None and config.damping == "shuffled":

@@ -17,9 +17,8 @@ from torch.optim import Optimizer
 from tam.lab.core.config import TrialConfig, effective_settings
 from tam.lab.core.errors import LabError
 from tam.lab.core.store import ALIGNMENT_FILE, TrialFolder
-from tam.lab.training.damping_control import check_source_length, torque_optimizer
+from tam.lab.training.damping_control import alignment_tensors, check_source_length
 from tam.lab.training.factory import load_optimizer
-from tam.optimizers.base import make_state
 
 
 @dataclass(frozen=True)
@@ -61,11 +60,7 @@ class StepRecorder:
     @torch.no_grad()
     def before_step(self, optimizer: Optimizer) -> None:
         """Find the tensors that hold s and, in a control, fill in the source's values."""
-        self._written_by_step = []  # none for an optimizer without s
-        torque = torque_optimizer(optimizer)
-        if torque is not None:
-            make_state(torque)
-            self._written_by_step = torque.segments.alignments()  # now: a Warmup may drop them in the step
+        self._written_by_step = alignment_tensors(optimizer)  # now: a Warmup may drop them in the step
         if self.source is not None and self._written_by_step:
             # Not source[steps_taken]: that waits for the device, and a graph would keep the first value.
             row = self.source.index_select(0, self.steps_taken.reshape(1))[0]

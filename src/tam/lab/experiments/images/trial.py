@@ -15,7 +15,7 @@ from functools import cache, partial
 from itertools import groupby
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -29,7 +29,7 @@ from tam.lab.data import ImageData, load, split
 from tam.lab.models import get_model
 from tam.lab.training.augmentation import BatchDraws, augment, normalize, per_channel
 from tam.lab.training.cuda_graph import CapturedStep
-from tam.lab.training.damping_control import load_source_alignment
+from tam.lab.training.damping_control import hold_momentum_factor, load_source_alignment
 from tam.lab.training.factory import make_network, make_optimizer
 from tam.lab.training.loop import NetworkLearner, StepRecorder, train_network
 from tam.lab.training.metrics import autocast, classifier_metrics, classifier_result, count_correct, grad_norm
@@ -97,6 +97,8 @@ def _load_data(name: str, folder: Path, device: torch.device) -> tuple[ImageData
 class Training(NetworkLearner):
     """A network, its data and its optimizer."""
 
+    is_compiled: ClassVar[bool] = True  # on a GPU
+
     def __init__(self, config: Config, folder: TrialFolder, data_folder: Path, device: torch.device) -> None:
         self.config, self.folder, self.device = config, folder, device
         self.data, self.images, self.labels = _load_data(config.data, data_folder, device)
@@ -115,10 +117,11 @@ class Training(NetworkLearner):
             for group in self.optimizer.param_groups:
                 self.decay, group["weight_decay"] = group["weight_decay"], 0.0
         steps, source = self.steps * config.epochs, load_source_alignment(config, folder, self.optimizer)
+        hold_momentum_factor(config, folder, self.optimizer)
         aligned_steps = steps if config.sgdm_from is None else self.steps * config.sgdm_from
         self.recorder = StepRecorder(steps, device, source, aligned_steps=aligned_steps, measurements=2)
         self.loss = self._loss
-        if device.type == "cuda":
+        if device.type == "cuda" and self.is_compiled:
             self.loss = torch.compile(self._loss, dynamic=False)
         self.step = CapturedStep(self._step, device)
 
@@ -168,13 +171,17 @@ class Training(NetworkLearner):
         self.model.zero_grad()
         loss = self.loss(self.images[rows], self.labels[rows], shifts, flips)
         loss.backward()  # type: ignore[no-untyped-call]
+        self.recorder.step(self.optimizer, loss, self.prepare_gradients())
+
+    def prepare_gradients(self) -> Tensor:
+        """Return the norm of the gradients. Then change them as the config says."""
         norm = grad_norm(self.model)
         if self.decay:
             params: list[Tensor] = list(self.model.parameters())
             grads = [p.grad for p in params if p.grad is not None]
             with torch.no_grad():
                 torch._foreach_add_(grads, params, alpha=self.decay)
-        self.recorder.step(self.optimizer, loss, norm)
+        return norm
 
     def measured(self, epoch: int) -> Tensor:
         """Return loss, gradient norm and s of an epoch's steps, one row per step, on the device."""
@@ -196,8 +203,8 @@ class Training(NetworkLearner):
             else:
                 self.step()
             yield None
-        accuracy = self.accuracy(*self.validation_set())
-        measured = torch.cat([self.measured(epoch).double().reshape(-1), accuracy.reshape(1)])
+        figures = self.validate()
+        measured = torch.cat([self.measured(epoch).double().reshape(-1), torch.stack([*figures.values()])])
         on_host = measured.to("cpu", non_blocking=True)
         if self.device.type == "cuda":  # let other trials go on until the device has done what was queued
             event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -206,12 +213,19 @@ class Training(NetworkLearner):
                 yield None
         if epoch + 1 in config.keep_at:
             self.folder.write(state_file(epoch + 1), self.state_dict())
-        loss, norm, alignment = on_host[:-1].reshape(-1, 3).mean(0).tolist()
+        count = 3 * self.steps
+        loss, norm, alignment = on_host[:count].reshape(-1, 3).mean(0).tolist()
+        figure_by_name = dict(zip(figures, on_host[count:].tolist(), strict=True))
         lr = config.learning_rate(epoch)
         if config.sgdm_from is not None and epoch >= config.sgdm_from:
             lr /= 2  # SGDM's
-        row = classifier_metrics(epoch, lr, loss, norm, alignment, float(on_host[-1]))
+        row = classifier_metrics(epoch, lr, loss, norm, alignment, figure_by_name["validation"])
+        row |= figure_by_name
         return {**row, "update_norm": fmean(update_norms)} if update_norms else row
+
+    def validate(self) -> dict[str, Tensor]:
+        """Return figures of the validation images by name, on the device, in float64."""
+        return {"validation": self.accuracy(*self.validation_set())}
 
     def validation_set(self) -> tuple[Tensor, Tensor]:
         """Return the images held out of training, and their labels."""
