@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
@@ -14,6 +14,7 @@ from tam.lab.core.ladder_plan import LadderPlan
 from tam.lab.core.plan import Plan
 from tam.lab.core.toml import read_toml
 from tam.lab.experiments.pretrain.registered import FIRST_STAGE, variants
+from tam.lab.experiments.sgd_ladder.hypotheses import FROZEN_SHARE, Network, both
 from tam.lab.report.hypotheses import Array, Draws, Hypothesis, decide, judge, knees
 from tam.lab.report.verdicts import FAILS, HOLDS, UNDECIDED
 
@@ -46,6 +47,12 @@ def judge_hypotheses(plans: Plans) -> list[Hypothesis]:
     cold = plans.get(("pretrain", "registered", "warmup-0"))
     if cold is not None and cold.is_finished():
         results["H4"] = cold_start(cold)
+    sgd_plans = [plans.get(("sgd_ladder", "registered", name)) for name in ("resnet", "mlp")]
+    sgd_side = [Network(plan) for plan in sgd_plans if isinstance(plan, LadderPlan) and plan.is_finished()]
+    if len(sgd_side) == 2:
+        results["H5"] = pumping(sgd_side)
+        if results["H7"].p is not None:
+            results["H7"] = with_sgd_side(results["H7"], sgd_side)
     ladders = [plan for plan in plans.values() if isinstance(plan, LadderPlan) and plan.is_finished()]
     own = [plan for plan in ladders if plan.experiment.name == "pretrain" and not plan.study.small]
     if own:
@@ -144,6 +151,29 @@ def cold_start(plan: Plan) -> Hypothesis:
     figure = f"worse by {_interval(harm, '+.3f')}, of which a cap recovers {_interval(recovered, '+.3f')}"
     one = replace(STATEMENTS["H4"], figure=figure, n=str(len(plan.study.seeds)))
     return decide(one, (harm > COLD) & (recovered >= CLOSED * harm))
+
+
+def pumping(networks: Sequence[Network]) -> Hypothesis:
+    """H5: a cosine that is averaged too briefly pumps, and a large gain freezes."""
+    frozen = [network.freezes() for network in networks]
+    freezes = all(count >= FROZEN_SHARE * n for count, n in frozen)
+    figure = "; ".join(
+        f"{network.plan.study.name}: smoothing 0.9 {network.octaves('S2n', 'S1n'):+.2f} octaves, "
+        f"0.99 {network.octaves('S3n', 'S1n'):+.2f}, frozen {count} of {n}"
+        for network, (count, n) in zip(networks, frozen, strict=True)
+    )
+    one = replace(STATEMENTS["H5"], figure=figure, n=str(len(networks[0].plan.study.seeds)))
+    return decide(one, both([network.pumps() for network in networks]) & freezes)
+
+
+def with_sgd_side(one: Hypothesis, networks: Sequence[Network]) -> Hypothesis:
+    """H7 on both sides: its p is the larger one."""
+    sgd = decide(one, both([network.restarts_help() for network in networks]))
+    octaves = ", ".join(
+        f"{network.plan.study.name} {network.octaves('S5', 'S5c'):+.2f}" for network in networks
+    )
+    assert one.p is not None and sgd.p is not None
+    return replace(one, figure=f"{one.figure}; SGD: {octaves} octaves", p=max(one.p, sgd.p))
 
 
 def instrument(plans: list[LadderPlan]) -> Hypothesis:

@@ -17,53 +17,61 @@ from tam.lab.experiments.images import trial as images
 from tam.lab.experiments.sgd_ladder import trial
 
 NOTES = read_toml(Path(__file__).with_name("notes.toml"))
-RUNGS = 10  # a factor of sqrt 2 apart, in SGDM's lr
 # A pilot of SGDM on a CPU, seeds 900 to 902: the best lr is 0.002 with clipping and 0.001 without, the upper
 # knees are near 0.0037 and 0.0016.
 LOWEST_LR_MLP = 0.00035
 LOWEST_LR_RESNET = 0.001  # a guess: fix it by `--preset pilot` on a GPU, before the first registered run
 NO_CLIPPING = {"clip": 0.0}
+ALL = "S1 S1n S2 S2n S3 S3n S4 S5 S5c"
+DECIDING = "S1n S2n S3n S4 S5 S5c"  # what H5 and H7 compare
 
 
-def variants(lrs: tuple[float, ...]) -> tuple[Variant, ...]:
-    """Return the variants of the registration, S1 to S5c in this order, at these lrs of SGDM."""
+def variants(lrs: tuple[float, ...]) -> dict[str, Variant]:
+    """Return the variants of the registration, by their number there, at these lrs of SGDM."""
     own = tuple(2 * lr for lr in lrs)  # a gradient's weight is 1/2 at s = 0
     beta: dict[str, Any] = {"momentum": 0.99}
     short, long = {**beta, "smoothing": 0.9}, {**beta, "smoothing": 0.99}
     soft = Variant("soft restart", "tam-variant", own, {**long, "soft_restart": True})
-    return (
-        Variant("SGDM", "sgdm", lrs, beta),
-        Variant("SGDM, no clipping", "sgdm", lrs, beta, NO_CLIPPING),
-        Variant("TAM, smoothing 0.9", "tam", own, short),
-        Variant("TAM, smoothing 0.9, no clipping", "tam", own, short, NO_CLIPPING),
-        Variant("TAM, smoothing 0.99", "tam", own, long),
-        Variant("TAM, smoothing 0.99, no clipping", "tam", own, long, NO_CLIPPING),
-        Variant("TAM, gain 5, no clipping", "tam", own, {**short, "gain": 5.0}, NO_CLIPPING),
-        soft,
-        replace(soft, name="soft restart, constant momentum and damping", lrs=(), control_of=soft.name,
-                damping="mean"),
-    )  # fmt: skip
+    return {
+        "S1": Variant("SGDM", "sgdm", lrs, beta),
+        "S1n": Variant("SGDM, no clipping", "sgdm", lrs, beta, NO_CLIPPING),
+        "S2": Variant("TAM, smoothing 0.9", "tam", own, short),
+        "S2n": Variant("TAM, smoothing 0.9, no clipping", "tam", own, short, NO_CLIPPING),
+        "S3": Variant("TAM, smoothing 0.99", "tam", own, long),
+        "S3n": Variant("TAM, smoothing 0.99, no clipping", "tam", own, long, NO_CLIPPING),
+        "S4": Variant("TAM, gain 5, no clipping", "tam", own, {**short, "gain": 5.0}, NO_CLIPPING),
+        "S5": soft,
+        "S5c": replace(soft, name="soft restart, constant momentum and damping", lrs=(),
+                       control_of=soft.name, damping="mean"),
+    }  # fmt: skip
 
 
-def ladder(name: str, title: str, lrs: tuple[float, ...], seeds: range, **workload: Any) -> Ladder:
-    """Return a ladder of all variants."""
+def ladder(
+    name: str, title: str, lrs: tuple[float, ...], seeds: range, keys: str = ALL, **workload: Any
+) -> Ladder:
+    """Return a ladder of the variants with these numbers."""
     common: dict[str, Any] = {"data": "cifar10", "epochs": 5, "batch": 128}
+    compared = tuple(variants(lrs)[key] for key in keys.split())
     return Ladder(
-        name=name, title=title, workload={**common, **workload}, variants=variants(lrs), baseline="SGDM",
-        seeds=tuple(seeds), label="validation loss (nats)", cap=trial.CHANCE, controls=False,
+        name=name, title=title, workload={**common, **workload}, variants=compared,
+        baseline=compared[0].name, seeds=tuple(seeds), label="validation loss (nats)", cap=trial.CHANCE,
+        controls=False,
     )  # fmt: skip
 
 
-RESNET = ladder("resnet", "ResNet18 on CIFAR-10", rungs(LOWEST_LR_RESNET, RUNGS), range(4), model="resnet18")
-MLP = ladder("mlp", "An MLP on CIFAR-10", rungs(LOWEST_LR_MLP, RUNGS), range(4), model="mlp")
+RESNET = ladder(
+    "resnet", "ResNet18 on CIFAR-10", rungs(LOWEST_LR_RESNET, 8), range(4), DECIDING, model="resnet18",
+    epochs=3,
+)  # fmt: skip
+MLP = ladder("mlp", "An MLP on CIFAR-10", rungs(LOWEST_LR_MLP, 10), range(4), model="mlp")
 
 
 def pilot() -> Ladder:
-    """Return SGDM with and without clipping over a wide range, with seeds of its own, to choose the rungs."""
-    study = ladder(
-        "pilot", "SGDM: ResNet18 on CIFAR-10", rungs(0.00025, 9, 2.0), range(900, 902), model="resnet18"
-    )
-    return replace(study, variants=study.variants[:2])
+    """Return SGDM with and without clipping over a wide range, with its own seed, to choose the rungs."""
+    return ladder(
+        "pilot", "SGDM: ResNet18 on CIFAR-10", rungs(0.00025, 9, 2.0), range(900, 901), "S1 S1n",
+        model="resnet18", epochs=3,
+    )  # fmt: skip
 
 
 def quick() -> Ladder:
@@ -73,7 +81,7 @@ def quick() -> Ladder:
 
 def smoke() -> Ladder:
     """Return a tiny MLP on digits: less than a minute on two CPU cores."""
-    small = {"data": "digits", "model": "tiny-mlp", "epochs": 3, "batch": 64, "held_out": 300}
+    small: dict[str, Any] = {"data": "digits", "model": "tiny-mlp", "epochs": 3, "batch": 64, "held_out": 300}
     study = ladder("smoke", "A small MLP on digits", rungs(0.02, 5, 2.0), range(2), **small)
     return replace(study, small=True, choices=NOTES["smoke"])
 
