@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import re
 from pathlib import Path
 from types import ModuleType
@@ -30,3 +31,13 @@ def test_findings_are_one_short_page() -> None:
     text = (ROOT / "docs" / "findings.md").read_text(encoding="utf-8")
     prose = re.sub(r"\]\([^)]*\)|^\| ---.*$", "]", text, flags=re.MULTILINE)
     assert len([word for word in prose.split() if re.search(r"\w", word)]) <= 900
+
+
+def test_the_readme_has_the_figures_of_the_claim_table() -> None:
+    claims = json.loads((ROOT / "docs" / "claims" / "claims.json").read_text(encoding="utf-8"))["claims"]
+    (runtime,) = (one for one in claims if one["number"] == 11)
+    (part,) = (one for one in runtime["parts"] if one["label"] == "8 x 512 tokens")
+    readme = (ROOT / "README.md").read_text(encoding="utf-8").replace("\\", "")
+    assert f"{part['text']}, n = {part['estimate']['n']}, H200, {part['label']}" in readme
+    (memory,) = (one for one in claims if one["number"] == 22)
+    assert memory["ours"] == "4 and 4 bytes more" and "and 4 bytes |" in readme
