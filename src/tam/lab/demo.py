@@ -146,7 +146,7 @@ def compare(seeds: int, epochs: int, console: Console) -> Results:
 
 def table(results: Results) -> TableData:
     """Return the outcomes as text."""
-    header = ["optimizer", "lr", "test accuracy %\nmean ± std", "seconds\nper run", "alignment s\nat the end"]
+    header = ["optimizer", "lr", "test accuracy %\nmean ± std", "seconds\nper run", "s at\nthe end"]
     rows = []
     for name, runs in results.items():
         info, outcome = OPTIMIZERS[name], summarise([float(run.accuracy[-1]) for run in runs])
