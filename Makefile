@@ -4,6 +4,7 @@
 #   make results  write the pages of results/ from the packed results
 #   make theory   write the tables and pictures of docs/theory.md
 #   make findings write docs/findings.md and docs/claims/ from the packed results
+#   make notebook run examples/tour.ipynb and store its outputs
 #   make bench    time the step against torch's optimizers, on the GPU if there is one
 #   make compat   test with the oldest and the newest torch, in .compat (gigabytes)
 #   make sanitize test the CPU kernel with gcc's address and undefined-behaviour sanitizers
@@ -17,7 +18,7 @@ PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 SOURCES := pyproject.toml constraints.txt setup.py $(wildcard src/tam/step/fused/cpu*.[ch]) \
 	src/tam/step/fused/columns.py src/tam/sharding/sums.py
 
-.PHONY: demo test lint types results findings theory bench compat compat-oldest compat-newest sanitize install clean
+.PHONY: demo test lint types results findings theory notebook bench compat compat-oldest compat-newest sanitize install clean
 
 demo: $(VENV)/.demo
 	$(BIN)/tam demo
@@ -42,6 +43,14 @@ findings: $(VENV)/.dev
 
 theory: $(VENV)/.dev
 	$(BIN)/python docs/figures/theory.py
+
+# Without times and with joined lines, the stored outputs change only if the results do.
+EXECUTE := import nbclient, nbformat, sys; path = sys.argv[1]; notebook = nbformat.read(path, 4); \
+	nbclient.NotebookClient(notebook, timeout=600, record_timing=False, coalesce_streams=True).execute(); \
+	nbformat.write(notebook, path)
+
+notebook: $(VENV)/.dev
+	$(BIN)/python -c '$(EXECUTE)' examples/tour.ipynb
 
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/step.py --out benchmarks/results/latest.json

@@ -41,6 +41,8 @@ def test_demo(tmp_path: Path) -> None:
         assert OPTIMIZERS[name].title in done.stderr  # the progress
     assert not re.search(r"https?:|src=|href=|url\(|@import", html)
     assert "noise" in html and "noise" in done.stdout
+    assert "has the highest mean test accuracy over 1 seed" in html
+    assert done.stdout.split()[2:5] == ["the", "highest", "mean"]  # the answer comes first
 
 
 def test_page_path_is_the_last_line_however_long(tmp_path: Path) -> None:

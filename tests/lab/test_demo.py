@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from markupsafe import escape
 
 from tam.lab import demo
 from tam.lab.training.metrics import grad_norm
@@ -107,6 +108,59 @@ def test_the_page_has_the_table_the_curves_and_the_facts() -> None:
     page = demo.report({"sgd": [result(90.0, None)], "tam": [result(95.0, 0.1)]}, 1, 2, 1.0)
     assert page.count("<svg ") == 4 and "<td>95.00</td>" in page and "<dt>processor</dt>" in page
     assert "test accuracy %\nmean ± std</th>" in page  # the style sheet keeps the line break
+
+
+def runs(*accuracies: float) -> list[demo.Run]:
+    return [result(accuracy, None) for accuracy in accuracies]
+
+
+@pytest.mark.parametrize(
+    "best, second, worth",
+    [
+        (runs(91.0, 93.0, 95.0), runs(92.0, 92.5, 93.5), "is within the noise."),
+        (runs(91.0, 93.0, 95.0), runs(90.0, 92.1, 93.9), "is larger than the noise."),
+        (runs(91.0), runs(90.0), "cannot be judged without a spread between seeds."),
+        (runs(91.0, 92.0), runs(90.0, 91.0), "cannot be judged without a spread between seeds."),
+    ],
+)
+def test_answer_names_the_best_and_what_its_lead_is_worth(
+    best: list[demo.Run], second: list[demo.Run], worth: str
+) -> None:
+    (sentence,) = demo.answer({"sgd": runs(*[50.0] * len(best)), "adam": second, "adatam": best})
+    mean, n = sum(float(run.accuracy[-1]) for run in best) / len(best), demo.count(len(best), "seed")
+    assert sentence.startswith(
+        f"AdaTAM has the highest mean test accuracy over {n}, {mean:.2f} %; its lead of "
+    )
+    assert sentence.endswith(f" points over Adam {worth}")
+
+
+def test_answer_names_both_if_two_share_the_best_mean() -> None:
+    (sentence,) = demo.answer({"sgd": runs(50.0, 50.0), "adam": runs(91.0, 92.0), "adatam": runs(92.0, 91.0)})
+    assert sentence == "Adam and AdaTAM share the highest mean test accuracy over 2 seeds, 91.50 %."
+
+
+@pytest.mark.parametrize(
+    "sgdm, text",
+    [
+        (runs(95.1, 94.8, 95.2), "does the same as TAM to within 1 point: the 95 % interval of"),
+        (runs(99.0, 92.0, 95.0), "and TAM cannot be told apart here: the 95 % interval of"),
+        (runs(97.1, 97.0, 96.9), "is better than TAM: the 95 % interval of"),
+        (runs(93.1, 93.0, 92.9), "is worse than TAM: the 95 % interval of"),
+        (runs(94.5), "differs from TAM by -0.50 points, and no spread says what that is worth."),
+    ],
+)
+def test_answer_compares_sgdm_at_half_of_tams_lr(sgdm: list[demo.Run], text: str) -> None:
+    sentence = demo.answer({"sgdm": sgdm, "tam": runs(*[95.0] * len(sgdm))})[1]
+    assert sentence.startswith(f"SGDM at half of TAM's lr (0.1 instead of 0.2) {text}")
+
+
+def test_page_opens_with_the_answer() -> None:
+    results = {"sgdm": runs(94.9, 95.0, 95.2), "tam": runs(95.1, 95.0, 95.0)}
+    page = demo.report(results, 3, 2, 1.0).replace("\u00a0", " ")
+    first, second = (str(escape(sentence)) for sentence in demo.answer(results))
+    body = page.split("</h1>")[1]
+    assert body.lstrip().startswith(f'<p class="answer">{first}</p>')
+    assert body.index(first) < body.index(f"<p>{second}</p>") < body.index("<table>")
 
 
 def test_chart_curves_are_mean_and_range_over_the_seeds() -> None:

@@ -25,7 +25,7 @@ from tam.lab.models import count_parameters
 from tam.lab.report.charts import Series, line_chart, mean_series
 from tam.lab.report.model import TableData
 from tam.lab.report.render import render
-from tam.lab.report.statistics import summarise
+from tam.lab.report.statistics import estimate, summarise
 from tam.lab.training.metrics import grad_norm
 from tam.registry import OPTIMIZERS, OptimizerInfo
 
@@ -34,9 +34,12 @@ BATCH = 64
 TEST = 360  # images held out, of 1797
 HIDDEN = 64
 
+MARGIN = 1.0  # in points: two optimizers do the same if the 95 % interval lies within it
+
 NOISE = (
-    "Differences within the spread over the seeds are noise. The learning rates are those the paper "
-    "found for ResNet18 on CIFAR-10; they are not tuned for this task, so the order here ranks nothing."
+    "A difference is within the noise if its 95 % interval, paired by seed, includes 0. The intervals are "
+    "not corrected for the number of pairs. The learning rates are the paper's for ResNet18 on CIFAR-10. "
+    "They are not tuned for this task, so the order ranks nothing."
 )
 CHARTS = (
     Curve("loss", "Training loss", "cross-entropy, epoch mean", log=True),
@@ -143,7 +146,7 @@ def compare(seeds: int, epochs: int, console: Console) -> Results:
 
 def table(results: Results) -> TableData:
     """Return the outcomes as text."""
-    header = ["optimizer", "lr", "test accuracy %\nmean ± std", "seconds\nper run", "alignment s\nat the end"]
+    header = ["optimizer", "lr", "test accuracy %\nmean ± std", "seconds\nper run", "s at\nthe end"]
     rows = []
     for name, runs in results.items():
         info, outcome = OPTIMIZERS[name], summarise([float(run.accuracy[-1]) for run in runs])
@@ -151,6 +154,54 @@ def table(results: Results) -> TableData:
         seconds, alignment = fmean(run.seconds for run in runs), f"{fmean(s):+.3f}" if s else "-"
         rows.append([info.title, f"{info.lr:g}", outcome.format(2), f"{seconds:.2f}", alignment])
     return TableData(header, rows)
+
+
+def answer(results: Results) -> list[str]:
+    """Return who is best and by how much, and how TAM compares with SGDM at half of TAM's lr."""
+    accuracies = {
+        name: {seed: float(run.accuracy[-1]) for seed, run in enumerate(runs)}
+        for name, runs in results.items()
+    }
+    sentences = [_name_best(accuracies)]
+    if {"tam", "sgdm"} <= accuracies.keys():
+        sentences.append(_compare_at_half_lr(accuracies["sgdm"], accuracies["tam"]))
+    return sentences
+
+
+def _name_best(accuracies: Mapping[str, Mapping[int, float]]) -> str:
+    """Return who has the highest mean accuracy, and what its lead is worth."""
+    means = {name: fmean(by_seed.values()) for name, by_seed in accuracies.items()}
+    best, second = sorted(means, key=means.__getitem__, reverse=True)[:2]
+    title, next_title = OPTIMIZERS[best].title, OPTIMIZERS[second].title
+    seeds, lead = len(accuracies[best]), f"{means[best] - means[second]:.2f}"
+    highest = f"the highest mean test accuracy over {count(seeds, 'seed')}, {means[best]:.2f} %"
+    if lead == "0.00":
+        return f"{title} and {next_title} share {highest}."
+    difference = estimate(accuracies[best], accuracies[second], lower=False)
+    if difference is None or not difference.has_interval:
+        worth = "cannot be judged without a spread between seeds"
+    elif difference.low > 0:
+        worth = "is larger than the noise"
+    else:
+        worth = "is within the noise"
+    return f"{title} has {highest}; its lead of {lead} points over {next_title} {worth}."
+
+
+def _compare_at_half_lr(sgdm: Mapping[int, float], tam: Mapping[int, float]) -> str:
+    """Return how SGDM compares with TAM. The paper's lr of SGDM is half of TAM's."""
+    title = f"SGDM at half of TAM's lr ({OPTIMIZERS['sgdm'].lr:g} instead of {OPTIMIZERS['tam'].lr:g})"
+    difference = estimate(sgdm, tam, lower=False)
+    if difference is None or not difference.has_interval:
+        mean = fmean(sgdm.values()) - fmean(tam.values())
+        return f"{title} differs from TAM by {mean:+.2f} points, and no spread says what that is worth."
+    low, high = difference.low, difference.high
+    if low > 0 or high < 0:
+        relation = f"is {'better' if low > 0 else 'worse'} than TAM"
+    elif max(-low, high) <= MARGIN:
+        relation = f"does the same as TAM to within {MARGIN:g} point"
+    else:
+        relation = "and TAM cannot be told apart here"
+    return f"{title} {relation}: the 95 % interval of the difference is {low:+.2f} to {high:+.2f} points."
 
 
 def count(n: int, what: str) -> str:
@@ -183,11 +234,11 @@ def report(results: Results, seeds: int, epochs: int, seconds: float) -> str:
     runs = {"seeds": seeds, "epochs": epochs, "runs": len(NAMES) * seeds, "seconds": seconds}
     texts = {"title": "Torque-aware momentum: demo", "noise": NOISE, "spread": describe_spread(seeds)}
     more = {"table": table(results), "charts": charts, "machine": machine, "count": count}
-    return render("demo.html.j2", **sizes, **runs, **texts, **more)
+    return render("demo.html.j2", answer=answer(results), **sizes, **runs, **texts, **more)
 
 
 def run(seeds: int, epochs: int, out: Path) -> None:
-    """Train, print the table and write the page."""
+    """Train, print the answer and the table, and write the page."""
     begin, console = time.perf_counter(), Console()
     results = compare(seeds, epochs, Console(stderr=True))
     page = report(results, seeds, epochs, time.perf_counter() - begin)
@@ -198,5 +249,6 @@ def run(seeds: int, epochs: int, out: Path) -> None:
         printed.add_column(name, justify="right" if i else "left")
     for row in outcomes.rows:
         printed.add_row(*row)
+    console.print(*answer(results), highlight=False)
     console.print(printed)
     console.print(NOISE, highlight=False)
