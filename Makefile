@@ -2,8 +2,8 @@
 #   make demo     train the paper's six optimizers on real data and write a page
 #   make test     lint, type-check and test, as CI does
 #   make results  write the pages of results/ from the packed results
-#   make theory   write the tables and pictures of docs/theory.md
-#   make findings write docs/findings.md and docs/claims/ from the packed results
+#   make theory   write the tables and pictures of docs/how-it-works/theory.md
+#   make findings write docs/results/findings.md and docs/results/claims/ from the packed results
 #   make notebook run examples/tour.ipynb and store its outputs
 #   make bench    time the step against torch's optimizers, on the GPU if there is one
 #   make compat   test with the oldest and the newest torch, in .compat (gigabytes)
@@ -13,7 +13,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-CODE := src tests benchmarks docs/figures examples results setup.py
+CODE := src tests benchmarks docs/how-it-works/figures examples results setup.py
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 SOURCES := pyproject.toml constraints.txt setup.py $(wildcard src/tam/step/fused/cpu*.[ch]) \
 	src/tam/step/fused/columns.py src/tam/sharding/sums.py
@@ -42,7 +42,7 @@ findings: $(VENV)/.dev
 	$(BIN)/python results/findings.py
 
 theory: $(VENV)/.dev
-	$(BIN)/python docs/figures/theory.py
+	$(BIN)/python docs/how-it-works/figures/theory.py
 
 # Without times and with joined lines, the stored outputs change only if the results do.
 EXECUTE := import nbclient, nbformat, sys; path = sys.argv[1]; notebook = nbformat.read(path, 4); \

@@ -1,4 +1,4 @@
-"""Writes benchmarks/results/README.md from the JSON files beside it, and the tables of docs/distributed.md:
+"""Writes benchmarks/results/README.md from the JSON files next to it, and the tables of distributed.md:
 python benchmarks/report.py"""
 
 from __future__ import annotations
@@ -163,7 +163,7 @@ if __name__ == "__main__":
     (RESULTS / "README.md").write_text(write(), encoding="utf-8")
     counted = json.loads((RESULTS / "collectives.json").read_text())
     timed = json.loads((RESULTS / "exchange-h200.json").read_text())
-    page = Path(__file__).parent.parent / "docs" / "distributed.md"
+    page = Path(__file__).parent.parent / "docs" / "guides" / "distributed.md"
     fill(page, "collectives", collectives_table(counted))
     fill(page, "exchange", exchange_table(timed))
     fill(page, "ranks", ranks_table(counted))

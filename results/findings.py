@@ -1,4 +1,4 @@
-"""Write docs/claims/ and docs/findings.md from the packed results. Every number in them is computed here."""
+"""Write docs/results/: claims, findings.md and when-to-use.md, computed from the packed results."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tam.lab.report.statistics import Estimate
 from tam.lab.report.verdicts import PartResult, judge_claims
 
 RESULTS = Path(__file__).parent
-DOCS = RESULTS.parent / "docs"
+DOCS = RESULTS.parent / "docs" / "results"
 
 
 def build() -> dict[Path, str]:

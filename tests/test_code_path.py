@@ -1,4 +1,4 @@
-"""docs/code-path.md lists the functions of a step, in the order and at the depth of their first call.
+"""code-path.md lists the functions of a step, in the order and depth of their first call.
 
 A failing test prints the list as it should be, ready to paste into the page.
 """
@@ -28,7 +28,7 @@ needs_c_kernel = pytest.mark.skipif(
 )
 
 SOURCE = Path(tam.__file__).parent
-PAGE = (Path(__file__).parent.parent / "docs" / "code-path.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parent.parent / "docs" / "how-it-works" / "code-path.md").read_text(encoding="utf-8")
 LINE = re.compile(r"(?:[+ ] )?(?P<file>\S+\.py) +(?P<function>\S+)  +(?P<purpose>.+)")
 
 
@@ -110,7 +110,7 @@ def check_list(heading: str, calls: list[Call], known: list[Call] | None = None)
     expected = "\n".join(f"{a:{widths[0]}}{b:{widths[1]}}{c}" for a, b, c in rows)
     if on_page != expected:
         print(expected)
-        pytest.fail(f'docs/code-path.md, "{heading}", should have the list below', pytrace=False)
+        pytest.fail(f'code-path.md, "{heading}", should have the list below', pytrace=False)
 
 
 def check_counts(path: str, calls: list[Call]) -> None:
@@ -118,7 +118,7 @@ def check_counts(path: str, calls: list[Call]) -> None:
     assert all(n <= limit for n, limit in zip(counts, LIMITS[path], strict=True)), (path, counts)
     row = " / ".join(map(str, counts))
     assert re.search(rf"^\| {re.escape(path)} \|.*\| {row} \|$", PAGE, re.MULTILINE), (
-        f'docs/code-path.md should count {row} for "{path}"'
+        f'code-path.md should count {row} for "{path}"'
     )
 
 

@@ -12,7 +12,7 @@ import tam
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-OPTIMIZERS = (ROOT / "docs" / "optimizers.md").read_text(encoding="utf-8")
+OPTIMIZERS = (ROOT / "docs" / "guides" / "options.md").read_text(encoding="utf-8")
 
 
 def test_the_example_runs(capsys: pytest.CaptureFixture[str]) -> None:

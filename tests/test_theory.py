@@ -1,4 +1,4 @@
-"""docs/theory.md: its formulas agree with simulations, its simulation with TAM, its tables with both."""
+"""theory.md: its formulas agree with simulations, its simulation with TAM, its tables with both."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tam.options import SHORT_AVERAGE
 
 pytest.importorskip("matplotlib")  # the script draws, too
 
-DOCS = Path(__file__).parent.parent / "docs"
+DOCS = Path(__file__).parent.parent / "docs" / "how-it-works"
 PAGE = (DOCS / "theory.md").read_text(encoding="utf-8")
 
 

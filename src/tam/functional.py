@@ -160,7 +160,7 @@ def tam(
         lr: eta
         momentum: beta
         smoothing: gamma, the decay rate of the smoothed cosine s; 1 keeps s at 0. It should not be below
-            `momentum`. These functions do not warn of that, unlike `tam.TAM`: see docs/theory.md
+            `momentum`. These functions do not warn of that, unlike `tam.TAM`: see theory.md
         floor: epsilon, the smallest weight of a new gradient
         weight_decay: lambda, added to the gradient (coupled)
         scope: "global" for one cosine over all parameters, "tensor" for one per parameter; "group" is

@@ -18,7 +18,7 @@ Method = Literal["cos", "tan"]  # of AngularGrad
 # Options of torch's optimizers for which the library has a rule at this value alone.
 REFUSED = {"nesterov": False, "dampening": 0, "amsgrad": False}
 
-# Warn where the cosine's average is this many times shorter than the momentum's; docs/theory.md measures it.
+# Warn where the cosine's average is this many times shorter than the momentum's; theory.md measures it.
 SHORT_AVERAGE = 2.5
 
 
@@ -132,7 +132,7 @@ def warning_of_short_average(
         f"{momentum_name}={momentum:g} the momentum over about {steps[1]}. The damping then follows each "
         "oscillation: it lets in gradients that accelerate and blocks those that brake, and training can "
         f"diverge at learning rates where constant damping converges. Use smoothing={momentum:g} or more "
-        "(docs/theory.md has the measurements), or smoothing=1 for constant damping"
+        "(docs/how-it-works/theory.md has the measurements), or smoothing=1 for constant damping"
     )
 
 

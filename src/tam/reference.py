@@ -52,7 +52,7 @@ class Group:
 
 @dataclass
 class Reference:
-    """The same loop for groups of parameters of any shape, with the options of docs/rule.md.
+    """The same loop for groups of parameters of any shape, with the options of rule.md.
 
     `step(gradients)` takes one list per group, with None for a parameter without a gradient, and
     replaces `groups[i].theta[j]`, `m[i][j]`, `v[i][j]`, `s`. Give it float64 tensors: it computes in

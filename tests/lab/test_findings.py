@@ -1,4 +1,4 @@
-"""docs/findings.md and docs/claims/: what the script computes from the packed results, and short enough."""
+"""docs/results/: what the script computes from the packed results, and short enough."""
 
 from __future__ import annotations
 
@@ -28,13 +28,14 @@ def test_pages_are_those_that_the_script_writes(script: ModuleType) -> None:
 
 
 def test_findings_are_one_short_page() -> None:
-    text = (ROOT / "docs" / "findings.md").read_text(encoding="utf-8")
+    text = (ROOT / "docs" / "results" / "findings.md").read_text(encoding="utf-8")
     prose = re.sub(r"\]\([^)]*\)|^\| ---.*$", "]", text, flags=re.MULTILINE)
     assert len([word for word in prose.split() if re.search(r"\w", word)]) <= 900
 
 
 def test_the_readme_has_the_figures_of_the_claim_table() -> None:
-    claims = json.loads((ROOT / "docs" / "claims" / "claims.json").read_text(encoding="utf-8"))["claims"]
+    path = ROOT / "docs" / "results" / "claims" / "claims.json"
+    claims = json.loads(path.read_text(encoding="utf-8"))["claims"]
     (runtime,) = (one for one in claims if one["number"] == 11)
     (part,) = (one for one in runtime["parts"] if one["label"] == "8 x 512 tokens")
     readme = (ROOT / "README.md").read_text(encoding="utf-8").replace("\\", "")

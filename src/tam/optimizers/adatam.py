@@ -40,7 +40,7 @@ class AdaTAM(TorqueOptimizer):
         eps: c, added to the denominator
         weight_decay: $\lambda$, coupled (added to the gradient), outside the cosine; decoupled in `AdaTAMW`
         smoothing: $\gamma$, the decay rate of the smoothed cosine s; 1 keeps s at 0. It should not be below
-            $\beta_1$: a much shorter average can make training diverge, and warns (docs/theory.md)
+            $\beta_1$: a much shorter average can make training diverge, and warns (theory.md)
         floor: $\epsilon$, the smallest weight of a new gradient
         scope: what one cosine is taken over: all parameters ("global"), a group or a tensor
         gain: factor of s in the damping; 1 is the paper's rule, 0 keeps the damping at 1/2
@@ -54,7 +54,7 @@ class AdaTAM(TorqueOptimizer):
             possible
         capturable: keep the step count on the device, as CUDA graphs need it
         differentiable: let autograd go through the step
-        shard_group: the ranks over which plain tensors are sharded; see docs/distributed.md
+        shard_group: the ranks over which plain tensors are sharded; see distributed.md
         whole_tensors: each of those tensors is on one rank whole, as with ZeroRedundancyOptimizer
 
     Example:
@@ -201,7 +201,7 @@ class AdaTAMW(AdaTAM):
         eps: c, added to the denominator
         weight_decay: $\lambda$, decoupled: the weights are multiplied by $1 - \eta \lambda$ before the step
         smoothing: $\gamma$, the decay rate of the smoothed cosine s; 1 keeps s at 0. It should not be below
-            $\beta_1$: a much shorter average can make training diverge, and warns (docs/theory.md)
+            $\beta_1$: a much shorter average can make training diverge, and warns (theory.md)
         floor: $\epsilon$, the smallest weight of a new gradient
         scope: what one cosine is taken over: all parameters ("global"), a group or a tensor
         gain: factor of s in the damping; 1 is the paper's rule, 0 keeps the damping at 1/2
@@ -215,7 +215,7 @@ class AdaTAMW(AdaTAM):
             possible
         capturable: keep the step count on the device, as CUDA graphs need it
         differentiable: let autograd go through the step
-        shard_group: the ranks over which plain tensors are sharded; see docs/distributed.md
+        shard_group: the ranks over which plain tensors are sharded; see distributed.md
         whole_tensors: each of those tensors is on one rank whole, as with ZeroRedundancyOptimizer
 
     Example:

@@ -36,7 +36,7 @@ class TAM(TorqueOptimizer):
         momentum: $\beta$
         weight_decay: $\lambda$, coupled (added to the gradient), outside the cosine
         smoothing: $\gamma$, the decay rate of the smoothed cosine s; 1 keeps s at 0. It should not be below
-            `momentum`: a much shorter average can make training diverge, and warns (docs/theory.md)
+            `momentum`: a much shorter average can make training diverge, and warns (theory.md)
         floor: $\epsilon$, the smallest weight of a new gradient
         scope: what one cosine is taken over: all parameters ("global"), a group or a tensor
         gain: factor of s in the damping; 1 is the paper's rule, 0 keeps the damping at 1/2
@@ -47,7 +47,7 @@ class TAM(TorqueOptimizer):
             possible
         capturable: accepted for the sake of torch's callers; TAM keeps no step count
         differentiable: let autograd go through the step
-        shard_group: the ranks over which plain tensors are sharded; see docs/distributed.md
+        shard_group: the ranks over which plain tensors are sharded; see distributed.md
         whole_tensors: each of those tensors is on one rank whole, as with ZeroRedundancyOptimizer
 
     Example:

@@ -1,4 +1,4 @@
-"""The AngularGrad step (Roy et al. 2021), per coordinate; docs/rule.md has the equations."""
+"""The AngularGrad step (Roy et al. 2021), per coordinate; rule.md has the equations."""
 
 from __future__ import annotations
 

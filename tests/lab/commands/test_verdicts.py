@@ -37,7 +37,7 @@ def test_published_results_give_a_verdict_on_every_claim(pages: Path) -> None:
 
 
 def test_figures_that_were_published_before(pages: Path) -> None:
-    """Compare with the table that was written by hand into docs/registered.md, at the same n."""
+    """Compare with the table that was written by hand into registered.md, at the same n."""
     claims = json.loads((pages / "claims.json").read_text())["claims"]
     parts = {(one["number"], part["label"]): part for one in claims for part in one["parts"]}
     assert parts[11, "8 x 512 tokens"]["text"] == "1.006 [0.984, 1.028]"

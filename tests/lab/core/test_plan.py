@@ -221,7 +221,7 @@ REGISTERED = [("online", 420), ("runtime", 40), ("images", 20), ("graph", 318)]
 
 @pytest.mark.parametrize("name, count", REGISTERED)
 def test_registered_seeds_are_fresh(name: str, count: int) -> None:
-    """No trial that was run before has a registered seed; there are as many as docs/registered.md says."""
+    """No trial that was run before has a registered seed; there are as many as registered.md says."""
     stored: dict[str, set[int]] = {}
     for record in load_results(RESULTS / name):
         if record.result["timing"].get("date", "") < "2026-11-17":  # the day of the registration

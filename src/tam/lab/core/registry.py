@@ -65,10 +65,10 @@ class Experiment:
     options: tuple[RunOption, ...] = ()
     data_fields: tuple[str, ...] = ()  # of the config: they name the data sets that a trial needs
     check: Callable[[Any, Path], None] = lambda config, data_folder: None  # raises if more is missing
-    claims: tuple[int, ...] = ()  # of the paper, by number (docs/registered.md)
+    claims: tuple[int, ...] = ()  # of the paper, by number (registered.md)
     # What decides a claim without runs, by name: returns whether it holds, a figure and a reason.
     computed: Mapping[str, Callable[[], tuple[bool, str, str]]] = field(default_factory=dict)
-    # Of docs/registered.md: takes all plans by experiment, preset and study, returns them with verdicts.
+    # Of registered.md: takes all plans by experiment, preset and study, returns them with verdicts.
     hypotheses: Callable[[Mapping[tuple[str, str, str], Any]], Sequence[Any]] = lambda plans: ()
     extras: ReportExtras = field(default_factory=ReportExtras)
     runs_on_ranks: bool = False  # a trial can use all ranks of a torchrun job

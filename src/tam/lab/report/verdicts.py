@@ -1,4 +1,4 @@
-"""A verdict per claim, by the rule that docs/registered.md fixes before the runs.
+"""A verdict per claim, by the rule that registered.md fixes before the runs.
 
     evidence = load_evidence([Path("results")])
     rows = judge_claims(read_claims(CLAIMS)[0], evidence)

@@ -50,7 +50,7 @@ def with_paper_lr(whole: Study) -> Study:
 
 
 def registered(switch: int, n: int) -> Study:
-    """Return a study of claims 19 and 20 in docs/registered.md, with its controls and n fresh seeds."""
+    """Return a study of claims 19 and 20 in registered.md, with its controls and n fresh seeds."""
     whole, settings = study(switch), {"switch": switch}
     sgdm = Variant("SGDM warm-up at 0.005", "sgdm", (0.005,), {}, settings)
     tam = Variant("TAM warm-up at 0.01", "tam", (0.01,), {}, settings, against=(ADAM.name,))

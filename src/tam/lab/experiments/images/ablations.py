@@ -33,7 +33,7 @@ def ema_study(name: str) -> Study:
 
 
 def registered() -> tuple[Study, ...]:
-    """Return the studies of claims 8 and 9 in docs/registered.md, each at an equal effective lr."""
+    """Return the studies of claims 8 and 9 in registered.md, each at an equal effective lr."""
     tam, adatam = Variant("TAM", "tam", (0.2,), DECAY), Variant("AdaTAM", "adatam", (1e-4,), DECAY)
     without = replace(tam, name="TAM, smoothing 0", options={**DECAY, "smoothing": 0.0})
     averaged = Variant("AdaTAM2 at 0.0005", "adatam", (5e-4,), {**DECAY, "ema": True})

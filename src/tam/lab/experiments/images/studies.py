@@ -99,7 +99,7 @@ def at_paper_lrs(weight_decay: float) -> Study:
 
 
 def registered(with_controls: bool = False) -> Study:
-    """Return the study of claim 1 in docs/registered.md, with or without its control."""
+    """Return the study of claim 1 in registered.md, with or without its control."""
     sgdm, tam = variants(1e-4, TWO_LRS)[:2]
     compared = (sgdm, tam, *([controls.another_seeds_damping(tam)] if with_controls else []))
     seeds = tuple(range(3, 13))  # stored trials have 0 to 2
@@ -107,7 +107,7 @@ def registered(with_controls: bool = False) -> Study:
 
 
 def registered_adaptive() -> Study:
-    """Return the study of claim 4 in docs/registered.md. Adam at 5e-4 has AdaTAM's effective lr."""
+    """Return the study of claim 4 in registered.md. Adam at 5e-4 has AdaTAM's effective lr."""
     lrs = {"AdaTAM": 1e-4, "Adam at 0.0005": 5e-4, "Adam": 1e-3, "AngularGrad": 1e-3}
     compared = [Variant(name, name.split()[0].lower(), (lr,), DECAY) for name, lr in lrs.items()]
     compared[0] = replace(compared[0], versus="Adam at 0.0005", against=("AngularGrad",))

@@ -50,7 +50,7 @@ def fair(epochs: int) -> Study:
 
 
 def registered(epochs: int) -> Study:
-    """Return the study of claim 10's stand-in in docs/registered.md, with its controls."""
+    """Return the study of claim 10's stand-in in registered.md, with its controls."""
     adamw, adatamw = (
         Variant(ADAMW, "adamw", (5e-5,), NO_DECAY),
         Variant(ADATAMW, "adatamw", (1e-5,), NO_DECAY),

@@ -74,7 +74,7 @@ PAST_THE_EDGE = (  # lrs that are too large for SGDM
     *(Variant(f"SGDM at {lr}", "sgdm", (lr,), versus="") for lr in (0.01, 0.02)),
     *(Variant(f"TAM at {2 * lr}", "tam", (2 * lr,), versus=f"SGDM at {lr}") for lr in (0.01, 0.02)),
 )
-REGISTERED = (  # the studies of docs/registered.md
+REGISTERED = (  # the studies of registered.md
     _registered_study("claim13-80", 2, 80, _at_pilots_lrs(0.03, 0.05), n=20, margin=0.7),
     _registered_study("claim13-100", 2, 100, _at_pilots_lrs(0.03, 0.05), n=40, margin=1.1),
     _registered_study("claim14-80", 4, 80, _at_pilots_lrs(0.05), n=10, margin=0.2),

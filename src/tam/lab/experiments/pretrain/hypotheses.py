@@ -1,4 +1,4 @@
-"""H1 to H8 of docs/registered.md, decided from the stored runs."""
+"""H1 to H8 of registered.md, decided from the stored runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The variants and studies of docs/registered.md, part "Beyond the paper"."""
+"""The variants and studies of registered.md, part "Beyond the paper"."""
 
 from __future__ import annotations
 

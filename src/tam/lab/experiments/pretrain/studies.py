@@ -1,6 +1,6 @@
 """When does torque help? Pretraining a byte-level GPT, at learning rates up to where training fails.
 
-The questions H1 to H8 and the rules that answer them are in docs/registered.md.
+The questions H1 to H8 and the rules that answer them are in registered.md.
 """
 
 from __future__ import annotations

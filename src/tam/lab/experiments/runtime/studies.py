@@ -75,7 +75,7 @@ EXPERIMENT = Experiment(
     presets={
         "paper": (study(8, 512), study(32, 512), study(8, 128)),
         "fair": (study(8, 512),),
-        # Of claim 11 in docs/registered.md.
+        # Of claim 11 in registered.md.
         "registered": tuple(replace(study(batch, 512), seeds=FRESH, margin=0.05) for batch in (8, 32)),
         "quick": (study(8, 512, rounds=3),),
         "smoke": (replace(study(2, 16, "tiny-bert", rounds=2), seeds=(0, 1), paper={}, small=True),),

@@ -1,4 +1,4 @@
-"""H5 and H7 of docs/registered.md on the SGD side: what each draw of the seeds says."""
+"""H5 and H7 of registered.md on the SGD side: what each draw of the seeds says."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """When does torque help SGD? Image classifiers with momentum 0.99, at every learning rate.
 
-The hypotheses H5 and H7 and the rules that decide them are in docs/registered.md.
+The hypotheses H5 and H7 and the rules that decide them are in registered.md.
 """
 
 from __future__ import annotations

@@ -83,7 +83,7 @@ def late_study() -> Study:
 
 
 def registered(with_controls: bool = False) -> tuple[Study, ...]:
-    """Return the studies of claims 15 to 18 in docs/registered.md. `with_controls` adds replayed damping."""
+    """Return the studies of claims 15 to 18 in registered.md. `with_controls` adds replayed damping."""
     whole = study(0.1, (25, 50), keep=False, epochs=100)
     names = ("TAM", HALF_LR, "SGDM, halved at 25", "SGDM, halved at 50",
              "TAM until 25, then SGDM", "TAM until 50, then SGDM")  # fmt: skip

@@ -1,8 +1,8 @@
-"""Compute the numbers and pictures of docs/theory.md.
+"""Compute the numbers and pictures of theory.md.
 
     make theory
 
-writes the tables between the markers of the page, and docs/figures/theory-*.svg. It takes about a minute.
+writes the tables between the markers of the page, and theory-*.svg. It takes about a minute.
 """
 
 from __future__ import annotations
