@@ -1,4 +1,4 @@
-"""Hooks that run at the inner end of `Optimizer.load_state_dict`, whatever hooks the user has registered."""
+"""Hooks that run last in `Optimizer.load_state_dict`, after all hooks that the user has registered."""
 
 from __future__ import annotations
 

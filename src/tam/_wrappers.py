@@ -1,4 +1,4 @@
-"""Optimizers inside optimizers: a Warmup, and the wrappers of accelerate, Lightning and the like."""
+"""Optimizers inside optimizers: a Warmup, and the wrappers of accelerate, Lightning and others."""
 
 from __future__ import annotations
 

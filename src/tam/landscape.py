@@ -49,7 +49,7 @@ def interpolate(a: Model, b: Model, t: float, *, batches: Iterable[object] | Non
     - Floating-point and complex parameters and buffers are interpolated. Those of fewer than 32 bits are
       interpolated in float32 and rounded once.
     - Integer and bool tensors are taken from the nearer end (from a at $t = 1/2$).
-    - What is no tensor (a module's attributes and extra state) is a's. Tied parameters stay tied.
+    - Everything else (a module's attributes and extra state) is a's. Tied parameters stay tied.
 
     Args:
         a: a module or a state dict
@@ -221,7 +221,7 @@ def _mix(a: Tensor, b: Tensor, t: float) -> Tensor:
         return torch.view_as_complex(_mix(real[0], real[1], t))
     x, y = (v.float() if v.dtype.itemsize < 4 else v for v in (a, b))
     mixed = torch.mul(x, 1 - t).add_(y, alpha=t)
-    # What is equal stays so, which rounding would not grant, nor arithmetic a mask's inf beyond the ends.
+    # Equal entries stay equal: rounding could change them, and inf - inf in a mask would be NaN.
     return torch.where(x == y, x, mixed, out=mixed).to(a.dtype)
 
 

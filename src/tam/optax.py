@@ -529,7 +529,7 @@ def _bias_correction(value: bool | None, learning_rate: optax.ScalarOrSchedule) 
 
 
 def _dtype(name: str, value: DType | None) -> DType | None:
-    """Return the dtype as jax has it (float64 is float32 without x64), or None for None."""
+    """Return the dtype that jax uses (float32 for float64 without x64), or None for None."""
     dtype = None if value is None else jax.dtypes.canonicalize_dtype(value)
     if dtype is not None and not jnp.issubdtype(dtype, jnp.inexact):
         raise ValueError(f"{name} must be a floating point or complex dtype, got {dtype}")

@@ -123,7 +123,7 @@ def warning_of_short_average(
 
     A gain below 1 shrinks what s does to the damping, and one of 0 or less cannot accelerate.
     """
-    # The tolerance is for 1 - 0.9 and the like, which are not exact.
+    # The tolerance is for differences like 1 - 0.9, which are not exact.
     if min(gain, 1.0) * (1 - smoothing) <= SHORT_AVERAGE * (1 - momentum) * (1 + 1e-9):
         return None
     steps = [f"{1 / (1 - decay):.3g}" for decay in (smoothing, momentum)]

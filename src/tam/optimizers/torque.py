@@ -222,7 +222,7 @@ class TorqueOptimizer(Base):
 
         Like torch's optimizers: if the fused step was asked for. Lightning refuses to clip gradients for
         optimizers that unscale them by themselves. And if GradScaler's verdicts may differ between ranks:
-        then the ranks exchange them in the step, and skip alike.
+        then the ranks exchange them in the step, and all of them skip or none.
         """
         if self._option("fused") is True and not torch.compiler.is_compiling():
             return True

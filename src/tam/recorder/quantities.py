@@ -73,7 +73,7 @@ def required_measures(cls: type[Optimizer], quantities: Sequence[Quantity]) -> s
 def why_not_recorded(
     cls: type[Optimizer], groups: Sequence[Mapping[str, Any]], quantity: Quantity
 ) -> str | None:
-    """Return the reason why the optimizer has no such quantity, or None if it has it."""
+    """Return why the optimizer has no such quantity, or None if it has one."""
     if quantity == "effective_lr" and issubclass(cls, AngularGrad):
         return "AngularGrad's differs from coordinate to coordinate"
     needs_momentum = quantity in ("alignment", "damping", "momentum_norm")

@@ -255,13 +255,13 @@ class Recorder:
         self.close()
 
     def state_dict(self) -> RecorderState:
-        """Return the step count and s, from which a resumed run goes on; bring the outputs up to date."""
+        """Return the step count and s, from which a resumed run continues; bring the outputs up to date."""
         self.flush()
         s = self._read_alignments(len(self._blocks) - 1)[-1] if self._blocks else self._alignments_before[0]
         return {"step": self.step, "alignment": s}
 
     def load_state_dict(self, state_dict: RecorderState) -> None:
-        """Go on where another recorder stopped. Removes the lines of later steps from the jsonl file.
+        """Continue where another recorder stopped. Removes the lines of later steps from the jsonl file.
 
         Raises:
             RuntimeError: if this recorder has recorded steps already

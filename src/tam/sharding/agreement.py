@@ -48,7 +48,7 @@ def agree_across_ranks(
     """Return what all ranks know together about each segment, given what this one knows.
 
     Raises:
-        RuntimeError: on all ranks alike, if ranks that add up their sums differ in parameters or options.
+        RuntimeError: on all ranks, if ranks that add up their sums differ in parameters or options.
     """
     listed, difference = _list_parameters(exchange), ""
     digest = hashlib.sha256("\n".join(listed).encode()).hexdigest()

@@ -39,7 +39,7 @@ class Exchange:
                 )
             self.plain_group = shards.group if has_other_ranks(shards.group) else None
         plain_groups = () if self.plain_group is None else (self.plain_group,)
-        # Whole tensors are segments of their own: only |g| is added up over the ranks.
+        # Each whole tensor is one segment: only |g| is added up over the ranks.
         self.has_whole_tensors = self.plain_group is not None and scope == "tensor"
         summed_over = () if self.has_whole_tensors else plain_groups
         members: dict[tuple[int, tuple[ProcessGroup, ...]], list[Tensor]] = {}
@@ -88,7 +88,7 @@ class Exchange:
     def all_reduce_sums(self, sums: Tensor, found_inf: Tensor | None = None) -> None:
         """Add each share's sums over the ranks that hold shards of it, in place.
 
-        One all-reduce per process group, whatever the number of parameters.
+        One all-reduce per process group, for any number of parameters.
         """
         # In place: to assign a number would wait for the device.
         total = sums[-1].zero_()

@@ -21,7 +21,7 @@ _EXCHANGES: WeakKeyDictionary[Optimizer, Exchange] = WeakKeyDictionary()
 class GradScaler(torch.amp.GradScaler):
     """`torch.amp.GradScaler` for gradients whose shards lie on several ranks.
 
-    torch's own class accepts DTensors of one mesh only. This one accepts whatever the optimizer accepts:
+    torch's own class accepts DTensors of one mesh only. This one accepts all that the optimizer accepts:
     several meshes, plain parameters among DTensors, `shard_group`, ranks without gradients. All ranks that
     exchange sums get the same verdict, so they skip the same steps and keep the same scale.
 

@@ -1,4 +1,4 @@
-"""Another optimizer on the same parameters, which goes on where the first one stopped."""
+"""Replace an optimizer in the middle of a run; training continues from the same state."""
 
 from __future__ import annotations
 

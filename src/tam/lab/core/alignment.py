@@ -38,7 +38,7 @@ def read_alignment(path: Path, result: Mapping[str, Any] | None = None) -> Tenso
         return s
     except LabError:
         raise
-    except Exception as error:  # torch raises whatever its reader meets
+    except Exception as error:  # torch raises any error of its reader
         raise LabError(f"{path} is damaged: it cannot be read. {RERUN}") from error
 
 

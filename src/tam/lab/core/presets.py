@@ -23,7 +23,7 @@ def presets(studies: Sequence[Study]) -> dict[str, tuple[Study, ...]]:
     return {
         "paper": tuple(studies),
         "fair": tuple(map(fair, studies)),
-        # Fewer epochs, no search, and not to be compared with the paper's figures.
+        # Fewer epochs, no search, not comparable with the paper's figures.
         "quick": (_with(studies[0], {"epochs": 20}, seeds=(0, 1, 2)),),
         "smoke": (tiny(studies[0]),),
     }

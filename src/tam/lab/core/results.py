@@ -183,7 +183,7 @@ def _read_packed(path: Path) -> Results:
         return Results(records=records, stored_selections=list(header["selections"]))
     except lzma.LZMAError as error:
         raise LabError(f"{path} cannot be read as packed results: it is damaged or no .xz file") from error
-    except Exception as error:  # whatever a file from somebody else provokes
+    except Exception as error:  # a file from somebody else can raise anything
         raise LabError(f"{path} cannot be read as packed results: {error}") from error
 
 
@@ -247,7 +247,7 @@ def pack(source: Path, target: Path) -> int:
 
 
 def unpack(source: Path, folder: Path) -> int:
-    """Write a packed file as a run folder, which runs can go on from. Return the number of trials."""
+    """Write a packed file as a run folder that runs can continue. Return the number of trials."""
     results = load_existing_results(source)
     part = folder.with_name(f".{folder.name}.{os.getpid()}.part")
     try:

@@ -334,7 +334,7 @@ class TrialFolder:
                 checkpoint, self.rows = (epoch, stored["state"]), json.loads(stored["rows"])
                 self._digests = dict(stored.get("files", {}))
                 break
-            except Exception:  # torch raises whatever its reader meets
+            except Exception:  # torch raises any error of its reader
                 warnings.warn(f"{path} is damaged: going on from the checkpoint before it", stacklevel=2)
                 if self.writes:
                     remove_path(path)  # it would take the place of a good one

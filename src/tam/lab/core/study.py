@@ -192,7 +192,7 @@ def rungs(lowest: float, count: int, factor: float = 2**0.5) -> tuple[float, ...
 
 @dataclass(frozen=True)
 class Curve:
-    """A chart of the report: a metric by epoch, or by whatever `epochs` counts."""
+    """A chart of the report: a metric by epoch, or by the unit that `epochs` counts."""
 
     key: str
     title: str

@@ -1,4 +1,4 @@
-"""Trials in processes of this machine. One that dies is replaced; its trials go on from their checkpoints."""
+"""Trials in processes of this machine. A process that dies is replaced; its trials resume."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SHUTDOWN_SECONDS = 10.0  # that processes have to end when they are asked to
 class LocalEngine:
     """The processes and their trials. A context: at its end the processes are gone.
 
-    Each process has a pipe of its own: one that is killed in the middle of a message harms no other.
+    Each process has its own pipe: one that is killed in the middle of a message harms no other.
     """
 
     def __init__(self, location: RunLocation, workers: int, on_event: EventHandler) -> None:

@@ -1,6 +1,6 @@
 """Trials as Ray tasks, on this machine or a cluster. All machines must share the results folder.
 
-A task is one trial in a process of its own. If its process or machine is lost, Ray runs it again, and it goes
+A task is one trial in its own process. If its process or machine is lost, Ray runs it again, and it goes
 on from its checkpoint.
 """
 
@@ -108,7 +108,7 @@ class JobMonitor:
         return events.EpochEnded(self.job, epoch, self.job.config.epochs, means)
 
     def _read_last_epoch(self, path: Path) -> int:
-        # A damaged file is not reported: the task writes it anew from its checkpoint, or fails.
+        # A damaged file is not reported: the task writes it again from its checkpoint, or fails.
         with suppress(OSError, ValueError, KeyError, TypeError, RecursionError), path.open("rb") as file:
             if os.fstat(file.fileno()).st_size < self.offsets[path]:
                 self.offsets[path], self.rows[path] = 0, {}  # the task has begun again, from a checkpoint

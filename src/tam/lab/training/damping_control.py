@@ -1,4 +1,4 @@
-"""Controls of the damping: the s of another trial that a control uses instead of its own."""
+"""Controls of the damping: they use the s of another trial."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """The tables that the fused kernels read and write: what they hold, how long they are, who writes them.
 
 The kernels (`cpu.c` in C, `kernels.py` in Triton) know parameters, state and gradients by address only. The
-numbers of the columns stand here and nowhere else: `kernels.py` imports them, and `setup.py` writes
+numbers of the columns are defined only here: `kernels.py` imports them, and `setup.py` writes
 `columns.h`, the header of `cpu.c`, from them. It loads this file without the package, so nothing here imports
 torch.
 

@@ -2,7 +2,7 @@
 
 A program takes one chunk of a tensor. Whoever is last to measure a chunk of a segment adds the
 segment's partial sums, in a fixed order, and settles s; the last segment to settle gives |g| and the
-clip factor. Where ranks add up their sums in between, settling is a kernel of its own. The update walks
+clip factor. Where ranks add up their sums in between, settling is a separate kernel. The update walks
 the chunks backwards: what was measured last is still in the L2 cache.
 
 `columns.py` describes the tables, `tables.py` makes them. This module is imported only where triton is.
@@ -222,7 +222,7 @@ def measure(
     """Measures one chunk. DTYPES has a bit for each `Kind` that occurs.
 
     counters: how many chunks of each share have been measured, and behind them how many segments have
-    settled; left at 0. TOGETHER: other ranks' sums are to be added before `settle`.
+    settled; left at 0. TOGETHER: other ranks' sums are added before `settle`.
     """
     if SKIPS:
         if tl.load(found_inf) != 0:

@@ -48,7 +48,7 @@ class Fingerprint:
         return [*map(Tensor.data_ptr, tensors)] == self.addresses and self.has_layouts_of(tensors)
 
     def has_layouts_of(self, tensors: Sequence[Tensor]) -> bool:
-        """Return True if every tensor has the layout it had, wherever it is now."""
+        """Return True if every tensor has the same layout as before, at any address."""
         if len(tensors) != len(self.layouts):
             return False
         if self._guard is not None and self._guard.check(*tensors):
@@ -172,7 +172,7 @@ class FusedTables:
         self._shared_values = [*map(self._shared_options, groups)]
         self._every_param = [p for group in groups for p in group["params"]]
         self._group_sizes = [len(group["params"]) for group in groups]
-        # What has no gradient takes no part, whatever became of it: its memory may have been freed.
+        # A parameter without a gradient takes no part: its memory may have been freed.
         self.params = [
             p
             for p in self._every_param

@@ -104,7 +104,7 @@ def _load_titles(path: Path, count: int) -> Tensor:
     try:
         embeddings: Tensor = torch.load(path, weights_only=True)
         name = _titles_name(embeddings)
-    except Exception as error:  # it is missing, or torch raises whatever its reader meets
+    except Exception as error:  # it is missing, or torch raises any error of its reader
         raise LabError(f"{path} with the titles' embeddings cannot be read: give --encoder again") from error
     if path.name != name:
         raise LabError(f"{path} is damaged or has other embeddings: give --encoder again")

@@ -1,3 +1,3 @@
-"""Image classification, and further studies of the same trial with command names of their own."""
+"""Image classification, and further studies of the same trial under other command names."""
 
 EXPERIMENTS = {"ablations": "ablations", "beyond": "beyond", "dynamics": "dynamics", "images": "studies"}

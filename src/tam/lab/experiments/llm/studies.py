@@ -1,6 +1,6 @@
 """Fine-tuning language models with AdaTAMW (the paper's section 4.2): WikiText, then MTEB.
 
-A process runs one trial at a time, whatever `--together` says: the Trainer cannot be interleaved.
+A process runs one trial at a time and ignores `--together`: the Trainer cannot be interleaved.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ def load_blocks(
         buffer = io.BytesIO()
         torch.save(tokens_by_part, buffer)
         write_whole(path, buffer.getvalue())
-    except Exception as error:  # torch raises whatever its reader meets
+    except Exception as error:  # torch raises any error of its reader
         raise LabError(f"{path} is damaged: remove it, and the next run writes it again") from error
     blocks = {}
     for part, tokens in tokens_by_part.items():

@@ -110,7 +110,7 @@ class Training:
         self.trainer = _make_trainer(self, device)
 
     def before_step(self, step: int) -> None:
-        """Seed dropout from the step, whatever was drawn before."""
+        """Seed dropout from the step, so earlier draws do not matter."""
         torch.manual_seed(tokens.draw_seed(self.config.seed, step * 1009 + self.ranks.rank, tokens.DROPOUT))
 
     def end_epoch(self, epoch: int) -> float:

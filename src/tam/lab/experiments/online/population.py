@@ -289,7 +289,7 @@ class Population:
         for indices, seed in zip(self.indices, self.seeds, strict=True):
             generator = torch.Generator().manual_seed((seed * 1009 + task) * 1009 + number)
             orders.append(indices[torch.randperm(len(indices), generator=generator)])
-        # One copy, after all are drawn: it waits for the steps before, which go on meanwhile.
+        # One copy, after all are drawn: it waits for the steps before, which continue meanwhile.
         self.order_of_pass.copy_(torch.stack(orders))
 
     def _step(self) -> None:

@@ -60,7 +60,7 @@ class Training(images.Training):
         self.clip, self.rule = config.clip, rule_of(config.optimizer, config.options)
 
     def prepare_gradients(self) -> Tensor:
-        """Clip the gradients, for every optimizer alike. Return their norm before."""
+        """Clip the gradients, for every optimizer. Return their norm before."""
         if not self.clip:
             return super().prepare_gradients()
         return clip_grad_norm_(self.model.parameters(), self.clip)

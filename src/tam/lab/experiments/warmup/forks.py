@@ -55,7 +55,7 @@ class Config(images.Config):
 
     @property
     def trunk(self) -> images.Config:
-        """The run up to the fork: at the fixed lr, whatever the tail of the forks."""
+        """The run up to the fork, at the fixed lr."""
         return self.run_config(schedule="constant" if self.schedule == "tail" else self.schedule)
 
 
