@@ -286,7 +286,7 @@ def test_copies_have_tables_of_their_own(cls: type) -> None:
 
 @pytest.mark.parametrize("cls", TORQUE)
 def test_large_gradients_agree_with_torchs_operations(cls: type) -> None:
-    """Up to 1e17, as rule.md says; beyond that a float32 sum may overflow here first."""
+    """Up to 1e17, as numerics.md says; beyond that a float32 sum may overflow here first."""
     found = []
     for way in ({"fused": True}, {"fused": False, "foreach": False}):
         (p,) = params = parameters([(40_000,)])
