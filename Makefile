@@ -6,6 +6,7 @@
 #   make findings write docs/results/findings.md and docs/results/claims/ from the packed results
 #   make notebook run examples/tour.ipynb and store its outputs
 #   make bench    time the step against torch's optimizers, on the GPU if there is one
+#   make words    list the files with stumbling words and long sentences
 #   make compat   test with the oldest and the newest torch, in .compat (gigabytes)
 #   make sanitize test the CPU kernel with gcc's address and undefined-behaviour sanitizers
 # Each makes .venv (compat: .compat) and installs what it needs into it.
@@ -13,12 +14,12 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-CODE := src tests benchmarks docs/how-it-works/figures examples results setup.py
+CODE := src tests benchmarks docs/how-it-works/figures docs/words.py examples results setup.py
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 SOURCES := pyproject.toml constraints.txt setup.py $(wildcard src/tam/step/fused/cpu*.[ch]) \
 	src/tam/step/fused/columns.py src/tam/sharding/sums.py
 
-.PHONY: demo test lint types results findings theory notebook bench compat compat-oldest compat-newest sanitize install clean
+.PHONY: demo test lint types results findings theory notebook words bench compat compat-oldest compat-newest sanitize install clean
 
 demo: $(VENV)/.demo
 	$(BIN)/tam demo
@@ -51,6 +52,9 @@ EXECUTE := import nbclient, nbformat, sys; path = sys.argv[1]; notebook = nbform
 
 notebook: $(VENV)/.dev
 	$(BIN)/python -c '$(EXECUTE)' examples/tour.ipynb
+
+words:
+	$(PYTHON) docs/words.py
 
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/step.py --out benchmarks/results/latest.json

@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-import tam
+from tam.optimizers.base import Base
 from tam.reference import Group, Reference
+from tam.registry import OPTIMIZERS
 
-TORQUE = [tam.TAM, tam.AdaTAM, tam.AdaTAMW]
-ALL = [*TORQUE, tam.AngularGrad]
+
+def options_for(cls: type, **wanted: Any) -> dict[str, Any]:
+    """Those of the wanted options that the class takes."""
+    return {name: value for name, value in wanted.items() if name in inspect.signature(cls).parameters}
+
+
+# The registry lists torch's optimizers, too.
+ALL: list[Any] = [info.cls for info in OPTIMIZERS.values() if issubclass(info.cls, Base)]
+TORQUE: list[Any] = [info.cls for info in OPTIMIZERS.values() if info.has_alignment]
 WAYS: dict[str, dict[str, Any]] = {
     "loop": {"foreach": False},
     "foreach": {"foreach": True},
     "fused": {"fused": True},
 }
-# AngularGrad has no fused step.
-PAIRS = [(cls, way) for cls in ALL for way in WAYS if cls in TORQUE or way != "fused"]
+PAIRS = [(cls, way) for cls in ALL for way, options in WAYS.items() if options_for(cls, **options)]
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 2e-5}
 
 
@@ -55,6 +63,11 @@ def train(
             p.grad = g
         optimizer.step()
     return optimizer
+
+
+def momentum_key(state: Mapping[str, Any]) -> str:
+    """The name of m in a parameter's state: the one torch's optimizers give it."""
+    return "momentum_buffer" if "momentum_buffer" in state else "exp_avg"
 
 
 def tensors(optimizer: torch.optim.Optimizer) -> list[Tensor]:
@@ -101,7 +114,7 @@ def reference_of(optimizer: torch.optim.Optimizer) -> Reference:
         for j, p in enumerate(g["params"]):
             state = optimizer.state.get(p, {})
             if state:
-                reference.m[i][j] = _wide(state.get("momentum_buffer", state.get("exp_avg")))
+                reference.m[i][j] = _wide(state[momentum_key(state)])
                 if "exp_avg_sq" in state:
                     reference.v[i][j] = _wide(state["exp_avg_sq"])
                     reference.t[i][j] = int(state["step"])
@@ -141,7 +154,7 @@ def compare_with_reference(
             assert_close(p, reference.groups[i].theta[j], tol, path.scale("theta", i, j))
             state = optimizer.state.get(p, {})
             if state:
-                m = state.get("momentum_buffer", state.get("exp_avg"))
+                m = state[momentum_key(state)]
                 assert_close(m, reference.m[i][j], tol, path.scale("m", i, j))
                 s = reference.s[reference.segment(i, j)]
                 assert abs(float(state["alignment"]) - s) <= tol

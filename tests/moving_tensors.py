@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import tam
-from tests.helpers import TORQUE, assert_close
+from tests.helpers import assert_close, momentum_key, options_for
 
 SIDE = 24
 STEPS = 6
@@ -38,7 +37,7 @@ class Twins:
     ) -> None:
         values = square(dtype, device, 1)
         self.params = [torch.nn.Parameter(values.clone()) for _ in range(2)]
-        plain = {"foreach": False, **({"fused": False} if cls in TORQUE else {})}
+        plain = options_for(cls, foreach=False, fused=False)
         self.optimizers = [cls([self.params[0]], lr=1e-2, **way), cls([self.params[1]], lr=1e-2, **plain)]
 
     def change(self, what: Callable[[Any, torch.nn.Parameter], None]) -> None:
@@ -87,13 +86,13 @@ def _transpose(optimizer: Any, p: torch.nn.Parameter) -> None:
 
 
 def _replace_momentum(optimizer: Any, p: torch.nn.Parameter) -> None:
-    key = "momentum_buffer" if isinstance(optimizer, tam.TAM) else "exp_avg"
-    optimizer.state[p][key].data = torch.full_like(p, 0.5)
+    state = optimizer.state[p]
+    state[momentum_key(state)].data = torch.full_like(p, 0.5)
 
 
 def _transpose_momentum(optimizer: Any, p: torch.nn.Parameter) -> None:
-    key = "momentum_buffer" if isinstance(optimizer, tam.TAM) else "exp_avg"
-    optimizer.state[p][key].t_()
+    state = optimizer.state[p]
+    state[momentum_key(state)].t_()
 
 
 def _keep_a_note(optimizer: Any, p: torch.nn.Parameter) -> None:

@@ -9,7 +9,12 @@ import pytest
 import torch
 
 DOCS = Path(__file__).parent.parent / "docs"
-PAGES = sorted(page for page in DOCS.rglob("*.md") if "```python" in page.read_text(encoding="utf-8"))
+# The blocks of add-an-optimizer.md are files: test_contributing.py applies them.
+PAGES = sorted(
+    page
+    for page in DOCS.rglob("*.md")
+    if "```python" in page.read_text(encoding="utf-8") and page.stem != "add-an-optimizer"
+)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)

@@ -8,35 +8,26 @@ from typing import Any
 import pytest
 import torch
 
-import tam
-from tests.helpers import ALL, PAIRS, TORQUE, WAYS, parameters, params_of, train
+from tests.helpers import ALL, PAIRS, TORQUE, WAYS, options_for, parameters, params_of, train
 
 BAD: list[tuple[str, Any]] = [
     *[("lr", value) for value in (-1.0, math.nan, math.inf, "0.1", None, True)],
     ("lr", torch.tensor(-1.0)),
     ("lr", torch.tensor([0.1, 0.2])),
     *[("weight_decay", value) for value in (-1e-4, math.nan, math.inf)],
-]
-TORQUE_BAD: list[tuple[str, Any]] = [
+    *[("momentum", value) for value in (-0.1, 1.0, 1.5, math.nan)],
+    *[("betas", value) for value in ((1.0, 0.9), (0.9, 1.0), (-0.1, 0.9), 0.9, (0.9,))],
+    ("eps", -1e-8),
     *[("smoothing", value) for value in (-0.1, 1.1, math.nan)],
     *[("floor", value) for value in (-1e-8, math.nan)],
     *[("max_grad_norm", value) for value in (-1.0, math.nan, "1")],
     *[("scope", value) for value in ("layer", None, "Global")],
+    ("method", "sin"),
     ("fused", "yes"),
+    *[(name, 1) for name in ("ema", "bias_correction", "vote")],
+    *[(name, 1) for name in ("maximize", "foreach", "capturable", "differentiable")],
 ]
-BETAS_BAD: list[tuple[str, Any]] = [
-    *[("betas", value) for value in ((1.0, 0.9), (0.9, 1.0), (-0.1, 0.9), 0.9, (0.9,))],
-    ("eps", -1e-8),
-]
-CASES = [
-    *[(cls, name, value) for cls in ALL for name, value in BAD],
-    *[(cls, name, value) for cls in TORQUE for name, value in TORQUE_BAD],
-    *[(cls, name, value) for cls in ALL if cls is not tam.TAM for name, value in BETAS_BAD],
-    *[(tam.TAM, "momentum", value) for value in (-0.1, 1.0, 1.5, math.nan)],
-    *[(cls, name, 1) for cls in (tam.AdaTAM, tam.AdaTAMW) for name in ("ema", "bias_correction")],
-    *[(tam.AngularGrad, name, value) for name, value in (("method", "sin"), ("vote", 1))],
-    *[(cls, name, 1) for cls in ALL for name in ("maximize", "foreach", "capturable", "differentiable")],
-]
+CASES = [(cls, name, value) for cls in ALL for name, value in BAD if options_for(cls, **{name: value})]
 
 
 @pytest.mark.parametrize("cls, name, value", CASES)

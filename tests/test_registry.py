@@ -27,7 +27,8 @@ PAPER = {
 
 
 def test_it_has_the_papers_figures() -> None:
-    assert {name: (info.lr, info.lr_grid) for name, info in registry.OPTIMIZERS.items()} == PAPER
+    found = {name: (info.lr, info.lr_grid) for name, info in registry.OPTIMIZERS.items()}
+    assert {name: found[name] for name in PAPER} == PAPER
 
 
 @pytest.mark.parametrize("name", registry.OPTIMIZERS)
@@ -36,7 +37,8 @@ def test_every_entry_makes_an_optimizer_that_steps(name: str) -> None:
     optimizer = info.create(parameters([(3,)]), lr=0.01)
     assert type(optimizer) is info.cls and optimizer.param_groups[0]["lr"] == 0.01
     train(optimizer, 2)
-    assert hasattr(optimizer, "alignment") == info.has_alignment == (name in ("tam", "adatam", "adatamw"))
+    assert hasattr(optimizer, "alignment") == info.has_alignment
+    assert info.has_alignment == (name in ("tam", "adatam", "adatamw")) or name not in PAPER
     if info.lr is not None:
         assert info.create(parameters([(3,)])).param_groups[0]["lr"] == info.lr
     else:
@@ -67,5 +69,5 @@ def test_the_example_in_the_docstring_runs() -> None:
 
 
 def test_an_unknown_name_lists_the_known_ones() -> None:
-    with pytest.raises(ValueError, match=r"'lion': must be one of sgd, sgdm, tam"):
-        registry.get("lion")
+    with pytest.raises(ValueError, match=r"'nosuch': must be one of sgd, sgdm, tam"):
+        registry.get("nosuch")

@@ -428,8 +428,8 @@ def _alignment(params: Tensors, scope: Scope) -> Tensor:
 
 
 def _buckets(
-    params: Tensors, grads: Tensors, state: TAMState | AdaTAMState | AngularGradState,
-    group: Mapping[str, object], keys: list[str], scope: Scope = "global",
+    params: Tensors, grads: Tensors, state: object, group: Mapping[str, object], keys: list[str],
+    scope: Scope = "global",
 ) -> list[Bucket]:  # fmt: skip
     _check(group)
     theta = _list(params)
@@ -439,13 +439,13 @@ def _buckets(
             raise ValueError(f"{forms}: give both in the same form")
     gradients = _column(params, grads, "gradient")
     columns = {key: _column(params, getattr(state, key), key) for key in keys}
-    if not isinstance(state, AngularGradState):
+    if isinstance(state, (TAMState, AdaTAMState)):
         s, shape = state.alignment, (len(theta),) if _is_by_tensor(scope) else ()
         if s.shape != shape:
             init = "init_tam" if isinstance(state, TAMState) else "init_adatam"
             raise ValueError(f'the state was made for another scope: use {init}(params, scope="{scope}")')
         columns["alignment"] = list(s.unbind()) if shape else [s] * len(theta)
-    if not isinstance(state, TAMState):
+    if hasattr(state, "step"):
         columns["step"] = [state.step] * len(theta)
     return make_buckets(dict(group), 0, theta, gradients, columns)
 

@@ -128,7 +128,7 @@ class Reference:
             g = g.add(theta, alpha=group.weight_decay)
         m = (1 - w) * m + w * g if self.ema else group.momentum * m + w * g
         if self.rule == "tam":
-            theta = theta.add(m, alpha=-group.lr)  # as torch's SGD has it, to the last bit
+            theta = theta.add(m, alpha=-group.lr)  # like torch's SGD, to the last bit
         else:
             self.t[i][j] += 1
             v = group.beta2 * v + (1 - group.beta2) * _square(g)

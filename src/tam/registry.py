@@ -1,4 +1,7 @@
-"""The optimizers of the paper: what tests, command line and docs know about each of them."""
+"""The optimizers of the library, and those of torch that the paper compares them with.
+
+The tests and the lab find an optimizer here.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,7 @@ _UNCORRECTED = (("bias_correction", False),)  # said aloud: the grids reach into
 
 @dataclass(frozen=True)
 class OptimizerInfo:
-    """An optimizer as the paper uses it.
+    """An optimizer and its settings in the paper, or in its own paper if this one does not use it.
 
     Attributes:
         name: its name on the command line
@@ -38,7 +41,7 @@ class OptimizerInfo:
 
     @property
     def has_alignment(self) -> bool:
-        """True for TAM, AdaTAM and AdaTAMW."""
+        """True for an optimizer that smooths a cosine: TAM, AdaTAM and AdaTAMW."""
         return hasattr(self.cls, "alignment")
 
     def create(self, params: ParamsT, **options: object) -> Optimizer:

@@ -9,7 +9,7 @@ import torch
 
 import tam
 from tests import moving_tensors
-from tests.helpers import ALL, PAIRS, TORQUE, WAYS
+from tests.helpers import ALL, PAIRS, WAYS, options_for
 
 IDS = [f"{cls.__name__}-{way}" for cls, way in PAIRS]
 CASES = pytest.mark.parametrize("cls, way", [(cls, WAYS[way]) for cls, way in PAIRS], ids=IDS)
@@ -49,7 +49,7 @@ def test_a_graph_whose_backward_transposes_the_gradient(cls: type) -> None:
     target = torch.randn(256, 256, device="cuda")
     w = torch.nn.Parameter(torch.randn(256, 256, device="cuda"))
     q = torch.nn.Parameter(w.detach().clone())
-    plain = {"foreach": False, **({"fused": False} if cls in TORQUE else {})}
+    plain = options_for(cls, foreach=False, fused=False)
     for p, optimizer in ((w, cls([w], lr=1e-2)), (q, cls([q], lr=1e-2, **plain))):
         for step in range(8):
             optimizer.zero_grad()

@@ -20,6 +20,7 @@ from tests.helpers import (
     assert_close,
     assert_same,
     gradients,
+    options_for,
     parameters,
     params_of,
     tensors,
@@ -37,12 +38,7 @@ def clean_dynamo() -> Iterator[None]:
 
 
 def options_of(cls: type, **more: Any) -> dict[str, Any]:
-    options: dict[str, Any] = {"weight_decay": 0.1, **more}
-    if cls in TORQUE:
-        options["max_grad_norm"] = 1.0
-    if cls in (tam.AdaTAM, tam.AdaTAMW):
-        options["bias_correction"] = True
-    return options
+    return {**options_for(cls, weight_decay=0.1, max_grad_norm=1.0, bias_correction=True), **more}
 
 
 def compile_against_eager(cls: type, backend: str, **options: Any) -> None:
@@ -67,7 +63,7 @@ def compile_against_eager(cls: type, backend: str, **options: Any) -> None:
 
 SCOPES: list[tuple[type, dict[str, str]]] = [
     *[(cls, {"scope": scope}) for cls in TORQUE for scope in ("global", "group", "tensor")],
-    (tam.AngularGrad, {}),
+    *[(cls, {}) for cls in ALL if cls not in TORQUE],
 ]
 
 

@@ -35,7 +35,7 @@ CONVERSIONS = {
 @pytest.mark.parametrize("cls", ALL)
 def test_a_class_adds_few_names_to_torchs(cls: type) -> None:
     public = {name for name in dir(cls) if not name.startswith("_")} - {*dir(torch.optim.Optimizer)}
-    assert public == (PUBLIC | CONVERSIONS[cls] if cls in TORQUE else {"backend"})
+    assert public == (PUBLIC | CONVERSIONS[cls] if cls in TORQUE else {"backend", "decoupled"})
 
 
 @pytest.mark.parametrize("torque", TORQUE)

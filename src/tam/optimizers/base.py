@@ -29,11 +29,14 @@ class Base(Optimizer):
 
     # Options that have one value for the whole optimizer; every group shows them.
     _shared_options: ClassVar[tuple[str, ...]] = ("foreach", "differentiable")
-    # The option that tells a checkpoint of this family from one of torch's optimizers.
-    _mark: ClassVar[str]
+    # An option that only this family has: a checkpoint without it is another optimizer's. None: an option
+    # that this class lacks shows that.
+    _mark: ClassVar[str | None] = None
     # The state of a parameter, but for the alignment. One that has m has all of it.
     _state_keys: tuple[str, ...]
     _momentum_key: ClassVar[str]
+
+    decoupled: ClassVar[bool] = False  # is the weight decay outside the gradient?
 
     def __init__(self, params: ParamsT, defaults: GroupOptions) -> None:
         check_options(defaults)
@@ -186,8 +189,8 @@ class Base(Optimizer):
             for j, p in enumerate(group["params"]):
                 if p.grad is None:
                     continue
-                # `not capturable` comes late: where torch 2.15 traces it, it compiles again at every step.
-                if capturing and p.is_cuda and not group["capturable"] and "step" in self._state_keys:
+                # `not capturable` comes last: where torch 2.15 traces it, it compiles again at every step.
+                if capturing and p.is_cuda and "step" in self._state_keys and not group["capturable"]:
                     raise RuntimeError(
                         "a CUDA graph is being captured with capturable=False: the step count "
                         "would stand still; make the optimizer with capturable=True"

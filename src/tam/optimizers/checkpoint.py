@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from tam.options import REFUSED, check_options
+from tam.options import CHECKS, REFUSED, check_options
 from tam.sharding.dtensor import is_dtensor
 from tam.step.eager import GroupOptions
 
@@ -34,13 +34,13 @@ def describe_parameter(optimizer: Optimizer, i: int, j: int) -> str:
 def prepare_checkpoint(
     optimizer: Optimizer,
     checkpoint: dict[str, Any],
-    mark: str,
+    mark: str | None,
     state_keys_of: Callable[[GroupOptions], tuple[str, ...]],
     shared_options: tuple[str, ...],
 ) -> tuple[dict[str, Any], str]:
     """Return the checkpoint as torch's `load_state_dict` should see it, and a remark for the user, or "".
 
-    `mark` is the option by which a checkpoint of our own is recognised.
+    `mark` is the option by which a checkpoint of our own is recognised, or None.
     """
     for key in ("param_groups", "state"):
         if key not in checkpoint:
@@ -48,7 +48,7 @@ def prepare_checkpoint(
                 f"this is no optimizer's state_dict: it has no {key!r}, but {list(checkpoint)[:5]}"
             )
     _check_counts(optimizer, checkpoint["param_groups"])
-    foreign = any(mark not in saved for saved in checkpoint["param_groups"])
+    foreign = any(_is_foreign(saved, mark, optimizer.defaults) for saved in checkpoint["param_groups"])
     momentum = "betas" if "betas" in optimizer.defaults else "momentum"
     if not foreign and any(momentum not in saved for saved in checkpoint["param_groups"]):
         name = type(optimizer).__name__
@@ -83,6 +83,13 @@ def prepare_checkpoint(
             state[key] = {k: checked.get(k, entry.get(k)) for k in kept}
     adopted = {**checkpoint, "param_groups": groups, "state": state}
     return adopted, _remark(optimizer, pairs, groups, foreign)
+
+
+def _is_foreign(saved: Mapping[str, Any], mark: str | None, options: Mapping[str, Any]) -> bool:
+    """Return True for a parameter group that an optimizer of another family wrote."""
+    if mark is not None:
+        return mark not in saved
+    return any(name in saved and name not in options for name in (*CHECKS, *REFUSED))
 
 
 def _check_counts(optimizer: Optimizer, saved: list[dict[str, Any]]) -> None:

@@ -46,7 +46,6 @@ class TorqueOptimizer(Base):
     # What `tam.switching` needs to know about a class.
     lr_family: ClassVar[Literal["sgd", "adam"]]  # optimizers whose lr and buffers mean the same
     adaptive: ClassVar[bool] = False  # is the step divided by the root of v?
-    decoupled: ClassVar[bool] = False  # is the weight decay outside the gradient?
 
     segments: Segments
 
