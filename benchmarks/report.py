@@ -1,4 +1,4 @@
-"""Writes benchmarks/results/README.md from the JSON files next to it, and the tables of distributed.md:
+"""Write benchmarks/results/README.md from the JSON files next to it, and the tables of communication.md:
 python benchmarks/report.py"""
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ if __name__ == "__main__":
     (RESULTS / "README.md").write_text(write(), encoding="utf-8")
     counted = json.loads((RESULTS / "collectives.json").read_text())
     timed = json.loads((RESULTS / "exchange-h200.json").read_text())
-    page = Path(__file__).parent.parent / "docs" / "guides" / "distributed.md"
+    page = Path(__file__).parent.parent / "docs" / "how-it-works" / "communication.md"
     fill(page, "collectives", collectives_table(counted))
     fill(page, "exchange", exchange_table(timed))
     fill(page, "ranks", ranks_table(counted))

@@ -96,6 +96,20 @@ def test_a_float_lr_compiles_as_often_as_torchs_adam(cls: type) -> None:
     assert compilations(cls) <= compilations(torch.optim.Adam)
 
 
+@pytest.mark.parametrize("cls", TORQUE)
+def test_a_scheduler_that_cycles_the_momentum_compiles_once_more(cls: type) -> None:
+    optimizer = cls(parameters(SHAPES), lr=torch.tensor(0.01))
+    scheduler = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=0.01, total_steps=10)
+    counter = CompileCounterWithBackend("aot_eager")
+    step = torch.compile(optimizer.step, backend=counter)
+    for k in range(5):
+        for p, g in zip(params_of(optimizer), gradients(params_of(optimizer), k), strict=True):
+            p.grad = g
+        step()
+        scheduler.step()
+    assert counter.frame_count <= 2
+
+
 @pytest.mark.parametrize("cls, way", PAIRS)
 def test_grad_scaler_skips_a_step_with_an_overflow(cls: type, way: str) -> None:
     optimizer = train(cls(parameters(SHAPES), **options_of(cls, **WAYS[way])), 3)

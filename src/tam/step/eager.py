@@ -172,16 +172,18 @@ class Bucket:
         return a.reshape(()).to(self.device, self.compute_dtype)
 
     def lr_tensor(self, ops: Arithmetic) -> Coefficient:
-        """Return the lr if it is a tensor, or as a tensor under torch.compile.
-
-        A tensor lr never causes a new compilation. A float lr causes one, when it first changes: torch
-        compiles the first value in and only then makes the number an input of the graph.
-        """
+        """Return the lr if it is a tensor, or as a tensor under torch.compile."""
         lr = self.group["lr"]
-        if isinstance(lr, Tensor):
-            return self.scalar(ops, lr)
+        return self.scalar(ops, lr) if isinstance(lr, Tensor) else self.graph_input(lr)
+
+    def graph_input(self, value: float) -> Tensor:
+        """Return a number as a tensor under torch.compile, for options that schedulers change.
+
+        It causes one new compilation, when it first changes: torch compiles the first value in and only then
+        makes the number an input of the graph.
+        """
         # A product: `torch.full` would compile each new value in until torch gives up compiling.
-        return torch.ones((), dtype=self.compute_dtype, device=self.device) * lr
+        return torch.ones((), dtype=self.compute_dtype, device=self.device) * value
 
     def bias_corrections(self, ops: Arithmetic, beta: float) -> list[Coefficient]:
         """Return 1 - beta^t for each row.

@@ -175,6 +175,8 @@ class EagerBackend:
                 clip = bucket.scalar(ops, clip)
             weight = group["floor"] + damping
             beta = group["betas"][0] if rule.adaptive else group["momentum"]
+            if is_compiling:
+                beta = bucket.graph_input(beta)  # OneCycleLR and CyclicLR cycle it
             keep = 1 - weight if rule.ema else beta
             # One for all rows, or a list with one per row.
             w, b = (a.to(dtype) if isinstance(a, Tensor) else a for a in (weight, keep))

@@ -46,7 +46,9 @@ def handover(
             Every lr to come is what it would have been, times the factor by which lr changes. Without it, a
             scheduler is left behind with a warning; an empty list says that you make a new one
         verbose: print the plan that `explain_handover` returns
-        options: options of the new optimizer, in place of those carried over
+        options: options of the new optimizer, in place of those carried over. If AdaTAM keeps
+            its step count on a GPU, Adam gets `fused=True` (`capturable=True` for complex parameters), and
+            the count stays there
 
     Returns:
         The new optimizer.
