@@ -6,7 +6,7 @@ function works under `torch.func.vmap` and autograd. `lr`, `momentum`, `weight_d
 
 The functions share their code with the optimizers, which call it with `differentiable=True`.
 
-Example:
+Examples:
     >>> import torch
     >>> from torch.func import vmap
     >>> from tam import functional
@@ -91,7 +91,7 @@ def init_tam(params: Tensors, *, scope: Scope = "global") -> TAMState:
         params: the parameters, a dict, list or tuple of tensors
         scope: the scope that the steps will have
 
-    Example:
+    Examples:
         >>> import torch
         >>> from tam.functional import init_tam
         >>> init_tam([torch.ones(2)])
@@ -107,7 +107,7 @@ def init_adatam(params: Tensors, *, scope: Scope = "global") -> AdaTAMState:
         params: the parameters, a dict, list or tuple of tensors; float16 is refused
         scope: the scope that the steps will have
 
-    Example:
+    Examples:
         >>> import torch
         >>> from tam.functional import init_adatam
         >>> init_adatam({"w": torch.ones(2), "b": torch.ones(1)}, scope="tensor").alignment
@@ -124,7 +124,7 @@ def init_angular_grad(params: Tensors, *, vote: bool = False) -> AngularGradStat
         params: the parameters, a dict, list or tuple of tensors
         vote: the `vote` that the steps will have
 
-    Example:
+    Examples:
         >>> import torch
         >>> from tam.functional import init_angular_grad
         >>> init_angular_grad([torch.ones(1)]).angle
@@ -175,7 +175,7 @@ def tam(
     Raises:
         ValueError: if an option has a wrong value, or parameters, gradients and state do not match
 
-    Example:
+    Examples:
         >>> import torch
         >>> from tam.functional import init_tam, tam
         >>> params, grads = {"w": torch.ones(2)}, {"w": torch.tensor([1.0, 0.0])}
@@ -235,7 +235,7 @@ def adatam(
     Raises:
         ValueError: if an option has a wrong value, or parameters, gradients and state do not match
 
-    Example:
+    Examples:
         >>> import torch
         >>> from tam.functional import adatam, init_adatam
         >>> params, grads = [torch.ones(2)], [torch.tensor([1.0, -1.0])]
@@ -285,7 +285,7 @@ def adatamw(
     Returns:
         The new parameters, in the form of `params`, and the new state.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from tam.functional import adatamw, init_adatam
         >>> params, grads = [torch.ones(2)], [torch.zeros(2)]
@@ -334,7 +334,7 @@ def angular_grad(
     Raises:
         ValueError: if an option has a wrong value, or parameters, gradients and state do not match
 
-    Example:
+    Examples:
         >>> import torch
         >>> from tam.functional import angular_grad, init_angular_grad
         >>> params, grads = [torch.zeros(2)], [torch.tensor([1e-3, 1.0])]  # A = 0 and 45 degrees

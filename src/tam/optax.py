@@ -122,7 +122,7 @@ def scale_by_torque(
         The transformation; its state is a `TAMState`, in a `ScheduledDecayState` if `weight_decay` is a
         schedule.
 
-    Example:
+    Examples:
         >>> import jax.numpy as jnp
         >>> torque = scale_by_torque(momentum=0.5, smoothing=0.0)  # s is then S
         >>> state = torque.init(jnp.zeros(2))
@@ -169,7 +169,7 @@ def tam(
     Returns:
         The optimizer, a chain of `scale_by_torque` and the learning rate.
 
-    Example:
+    Examples:
         >>> import jax, jax.numpy as jnp, optax
         >>> params = {"w": jnp.array([1.0, -2.0])}
         >>> optimizer = tam(learning_rate=0.2)
@@ -226,7 +226,7 @@ def adatam(
     Returns:
         The optimizer; the first state of its chain is an `AdaTAMState`.
 
-    Example:
+    Examples:
         >>> import jax.numpy as jnp
         >>> optimizer = adatam(learning_rate=2e-4, bias_correction=True)  # for optax.adam(1e-3)
         >>> updates, state = optimizer.update(jnp.ones(2), optimizer.init(jnp.zeros(2)))
@@ -273,7 +273,7 @@ def adatamw(
     Returns:
         The optimizer; the first state of its chain is an `AdaTAMState`.
 
-    Example:
+    Examples:
         >>> import jax.numpy as jnp
         >>> optimizer = adatamw(learning_rate=0.1, weight_decay=0.5, bias_correction=True)
         >>> params = jnp.ones(2)

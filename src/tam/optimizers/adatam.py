@@ -57,7 +57,7 @@ class AdaTAM(TorqueOptimizer):
         shard_group: the ranks over which plain tensors are sharded; see distributed.md
         whole_tensors: each of those tensors is on one rank whole, as with ZeroRedundancyOptimizer
 
-    Example:
+    Examples:
         >>> import torch, tam
         >>> model = torch.nn.Linear(3, 1)
         >>> optimizer = tam.AdaTAM(model.parameters(), lr=1e-4)
@@ -145,7 +145,7 @@ class AdaTAM(TorqueOptimizer):
         Raises:
             ValueError: if `amsgrad` is set, for which there is no rule
 
-        Example:
+        Examples:
             >>> import torch, tam
             >>> model = torch.nn.Linear(3, 1)
             >>> optimizer = tam.AdaTAM.matching_adam(model.parameters(), lr=1e-3)
@@ -171,7 +171,7 @@ class AdaTAM(TorqueOptimizer):
             TypeError: if `optimizer` is neither of the two
             ValueError: if there is no rule for one of its options; the message says what to do
 
-        Example:
+        Examples:
             >>> import torch, tam
             >>> adam = torch.optim.Adam(torch.nn.Linear(3, 1).parameters(), lr=1e-3)
             >>> round(tam.AdaTAM.from_adam(adam).param_groups[0]["lr"], 6)
@@ -218,7 +218,7 @@ class AdaTAMW(AdaTAM):
         shard_group: the ranks over which plain tensors are sharded; see distributed.md
         whole_tensors: each of those tensors is on one rank whole, as with ZeroRedundancyOptimizer
 
-    Example:
+    Examples:
         >>> import torch, tam
         >>> optimizer = tam.AdaTAMW(torch.nn.Linear(3, 1).parameters(), lr=1e-4, weight_decay=0.1)
         >>> optimizer.param_groups[0]["betas"]
@@ -264,7 +264,7 @@ class AdaTAMW(AdaTAM):
         Raises:
             ValueError: if `amsgrad` is set, for which there is no rule
 
-        Example:
+        Examples:
             >>> import torch, tam
             >>> model = torch.nn.Linear(3, 1)
             >>> optimizer = tam.AdaTAMW.matching_adamw(model.parameters(), lr=1e-3, weight_decay=0.1)

@@ -43,7 +43,7 @@ class AngularGrad(Base):
         capturable: keep the step count on the device, as CUDA graphs need it
         differentiable: let autograd go through the step
 
-    Example:
+    Examples:
         >>> import torch, tam
         >>> model = torch.nn.Linear(3, 1)
         >>> optimizer = tam.AngularGrad(model.parameters(), lr=1e-3)

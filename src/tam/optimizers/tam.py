@@ -50,7 +50,7 @@ class TAM(TorqueOptimizer):
         shard_group: the ranks over which plain tensors are sharded; see distributed.md
         whole_tensors: each of those tensors is on one rank whole, as with ZeroRedundancyOptimizer
 
-    Example:
+    Examples:
         >>> import torch, tam
         >>> model = torch.nn.Linear(3, 1)
         >>> optimizer = tam.TAM(model.parameters(), lr=0.2)
@@ -101,7 +101,7 @@ class TAM(TorqueOptimizer):
         Raises:
             ValueError: if `dampening` or `nesterov` is set, for which there is no rule
 
-        Example:
+        Examples:
             >>> import torch, tam
             >>> model = torch.nn.Linear(3, 1)
             >>> optimizer = tam.TAM.matching_sgd(model.parameters(), lr=0.1, momentum=0.9)
@@ -128,7 +128,7 @@ class TAM(TorqueOptimizer):
             TypeError: if `optimizer` is no SGD
             ValueError: if there is no rule for one of its options; the message says what to do
 
-        Example:
+        Examples:
             >>> import torch, tam
             >>> sgd = torch.optim.SGD(torch.nn.Linear(3, 1).parameters(), lr=0.1, momentum=0.9)
             >>> tam.TAM.from_sgd(sgd).param_groups[0]["lr"]

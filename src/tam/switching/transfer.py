@@ -48,7 +48,7 @@ def transfer_lr(
     Raises:
         ValueError: if a value is outside its range: momenta in [0, 1), `alignment` in (-1, 1], `lr` >= 0
 
-    Example:
+    Examples:
         >>> import tam
         >>> tam.transfer_lr(0.1)
         0.2
