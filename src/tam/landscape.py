@@ -110,7 +110,12 @@ def barrier(
 ) -> Barrier:
     r"""Return how far the loss on the line from a to b rises above the losses of its ends.
 
-    $$\mathrm{height} = \max_t \; L(t) - \mathrm{base}(t), \qquad L(t) = \mathrm{evaluate}((1 - t) a + t b)$$
+    $$
+    \begin{aligned}
+    \mathrm{height} &= \max_t \; L(t) - \mathrm{base}(t) \\
+    L(t) &= \mathrm{evaluate}((1 - t) a + t b)
+    \end{aligned}
+    $$
 
     | `baseline` | $\mathrm{base}(t)$ |
     |---|---|

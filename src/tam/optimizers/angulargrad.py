@@ -21,12 +21,13 @@ class AngularGrad(Base):
     r"""Adam scaled, per coordinate, by the angle between consecutive gradients (Roy et al. 2021).
 
     $$\begin{aligned}
-    \tan A_t &= |(g_{t-1} - g_t) / (1 + g_{t-1} g_t)|, \qquad A_{min} = \min(A_{t-1}, A_t) \\
-    \phi_t &= \tanh(|\cos A_{min}|) / 2 + 1 / 2 \qquad (\text{or } \tan A_{min}) \\
+    \tan A_t &= |(g_{t-1} - g_t) / (1 + g_{t-1} g_t)| \\
+    A_{\min} &= \min(A_{t-1}, A_t) \\
+    \phi_t &= \tanh(|\cos A_{\min}|) / 2 + 1 / 2 \\
     \theta_t &= \theta_{t-1} - \eta \phi_t \hat m_t / (\sqrt{\hat v_t} + \epsilon)
     \end{aligned}$$
 
-    with Adam's bias-corrected moments.
+    with Adam's bias-corrected moments. With `method="tan"`, the tangent takes the place of the cosine.
 
     Args:
         params: parameters, named parameters or groups of either
