@@ -1,6 +1,6 @@
 # On a machine with Python >= 3.10, make and a C compiler (for the CPU kernel; without one torch's operations serve):
 #   make demo     train the paper's six optimizers on real data and write a page
-#   make test     lint, type-check and test, as CI does
+#   make test     lint, type-check, build the site and test, as CI does
 #   make docs     build the site of docs/ into site/; a dead link is an error
 #   make docs-serve  show the site at http://127.0.0.1:8000 while you write
 #   make results  write the pages of results/ from the packed results
@@ -26,7 +26,7 @@ SOURCES := pyproject.toml constraints.txt setup.py $(wildcard src/tam/step/fused
 demo: $(VENV)/.demo
 	$(BIN)/tam demo
 
-test: lint types
+test: lint types docs
 	$(BIN)/python -m pytest
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/step/fused/test_kernels.py tests/recorder/test_cuda.py
 
