@@ -36,9 +36,9 @@ class AngularGrad(Base):
         eps: $\epsilon$, added to the denominator
         weight_decay: coupled: added to the gradient before anything else, as in Adam
         method: "cos" or "tan" of the angle
-        vote: do what the authors' public code does: the stored angle and coefficient start at 0, and those
-            of a tensor are replaced only if fewer of its coordinates exceed the stored angle than do not. In
-            practice that never happens, $\phi$ stays 1/2, and the step is Adam's at half the lr
+        vote: do what the authors' public code does. The stored angle and coefficient start at 0. Those of a
+            tensor are replaced only if most of its coordinates do not exceed the stored angle. In practice
+            that never happens: $\phi$ stays 1/2, and the step is Adam's at half the lr
         maximize: ascend instead of descend
         foreach: True steps over lists of tensors, False tensor by tensor; None chooses
         capturable: keep the step count on the device, as CUDA graphs need it
