@@ -1,6 +1,8 @@
 # On a machine with Python >= 3.10, make and a C compiler (for the CPU kernel; without one torch's operations serve):
 #   make demo     train the paper's six optimizers on real data and write a page
-#   make test     lint, type-check and test, as CI does
+#   make test     lint, type-check, build the site and test, as CI does
+#   make docs     build the site of docs/ into site/; a dead link is an error
+#   make docs-serve  show the site at http://127.0.0.1:8000 while you write
 #   make results  write the pages of results/ from the packed results
 #   make theory   write the tables and pictures of docs/how-it-works/theory.md
 #   make findings write docs/results/findings.md and docs/results/claims/ from the packed results
@@ -9,24 +11,31 @@
 #   make words    list the files with stumbling words and long sentences
 #   make compat   test with the oldest and the newest torch, in .compat (gigabytes)
 #   make sanitize test the CPU kernel with gcc's address and undefined-behaviour sanitizers
-# Each makes .venv (compat: .compat) and installs what it needs into it.
+# Each makes .venv (docs: .venv-docs, compat: .compat) and installs what it needs into it.
 
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-CODE := src tests benchmarks docs/how-it-works/figures docs/words.py examples results setup.py
+CODE := src tests benchmarks docs examples results setup.py
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 SOURCES := pyproject.toml constraints.txt setup.py $(wildcard src/tam/step/fused/cpu*.[ch]) \
 	src/tam/step/fused/columns.py src/tam/sharding/sums.py
 
-.PHONY: demo test lint types results findings theory notebook words bench compat compat-oldest compat-newest sanitize install clean
+.PHONY: demo test docs docs-serve lint types results findings theory notebook words bench compat compat-oldest compat-newest sanitize install clean
 
 demo: $(VENV)/.demo
 	$(BIN)/tam demo
 
-test: lint types
+test: lint types docs
 	$(BIN)/python -m pytest
 	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/step/fused/test_kernels.py tests/recorder/test_cuda.py
+
+# The variable silences a banner about the theme's successor.
+docs: .venv-docs/.made
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs build --strict
+
+docs-serve: .venv-docs/.made
+	NO_MKDOCS_2_WARNING=1 .venv-docs/bin/mkdocs serve
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check $(CODE)
@@ -114,6 +123,12 @@ $(VENV)/.dev: $(VENV)/.made $(SOURCES)
 	$(PIP) --editable '.[dev]'
 	touch $@ $(VENV)/.demo
 
+.venv-docs/.made: docs/requirements.txt constraints.txt
+	$(PYTHON) -m venv .venv-docs
+	@echo "installing into .venv-docs; the first time this takes 20 seconds or more"
+	.venv-docs/bin/python -m pip install --quiet --constraint constraints.txt --requirement docs/requirements.txt
+	touch $@
+
 clean:
-	rm -rf $(VENV) .compat build dist src/*.egg-info src/tam/step/fused/_cpu*.so .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .venv-docs .compat build dist site src/*.egg-info src/tam/step/fused/_cpu*.so .pytest_cache .mypy_cache .ruff_cache
 	rm -f tam-demo.html

@@ -6,7 +6,7 @@ function works under `torch.func.vmap` and autograd. `lr`, `momentum`, `weight_d
 
 The functions share their code with the optimizers, which call it with `differentiable=True`.
 
-Example:
+Examples:
     >>> import torch
     >>> from torch.func import vmap
     >>> from tam import functional
@@ -91,7 +91,7 @@ def init_tam(params: Tensors, *, scope: Scope = "global") -> TAMState:
         params: the parameters, a dict, list or tuple of tensors
         scope: the scope that the steps will have
 
-    Example:
+    Examples:
         >>> import torch
         >>> from tam.functional import init_tam
         >>> init_tam([torch.ones(2)])
@@ -107,7 +107,7 @@ def init_adatam(params: Tensors, *, scope: Scope = "global") -> AdaTAMState:
         params: the parameters, a dict, list or tuple of tensors; float16 is refused
         scope: the scope that the steps will have
 
-    Example:
+    Examples:
         >>> import torch
         >>> from tam.functional import init_adatam
         >>> init_adatam({"w": torch.ones(2), "b": torch.ones(1)}, scope="tensor").alignment
@@ -124,7 +124,7 @@ def init_angular_grad(params: Tensors, *, vote: bool = False) -> AngularGradStat
         params: the parameters, a dict, list or tuple of tensors
         vote: the `vote` that the steps will have
 
-    Example:
+    Examples:
         >>> import torch
         >>> from tam.functional import init_angular_grad
         >>> init_angular_grad([torch.ones(1)]).angle
@@ -146,23 +146,24 @@ def tam(
     $$
     \begin{aligned}
     S_t &= \langle m_{t-1}, g_t \rangle / (|m_{t-1}| |g_t|) \\
-    s_t &= \gamma s_{t-1} + (1 - \gamma) S_t \qquad
-    d_t = (1 + \mathrm{clip}(\mathrm{gain}\, s_t, -1, 1)) / 2 \\
-    m_t &= \beta m_{t-1} + (\epsilon + d_t) (k g_t + \lambda \theta_{t-1}) \qquad
-    \theta_t = \theta_{t-1} - \eta m_t
+    s_t &= \gamma s_{t-1} + (1 - \gamma) S_t \\
+    d_t &= (1 + \mathrm{clip}(\mathrm{gain}\, s_t, -1, 1)) / 2 \\
+    m_t &= \beta m_{t-1} + (\epsilon + d_t) (k g_t + \lambda \theta_{t-1}) \\
+    \theta_t &= \theta_{t-1} - \eta m_t
     \end{aligned}
     $$
 
     Args:
-        params: theta, a dict, list or tuple of tensors
-        grads: g, in the same form
+        params: $\theta$, a dict, list or tuple of tensors
+        grads: $g$, in the same form
         state: the state, from `init_tam` or the last step
-        lr: eta
-        momentum: beta
-        smoothing: gamma, the decay rate of the smoothed cosine s; 1 keeps s at 0. It should not be below
-            `momentum`. These functions do not warn of that, unlike `tam.TAM`: see theory.md
-        floor: epsilon, the smallest weight of a new gradient
-        weight_decay: lambda, added to the gradient (coupled)
+        lr: $\eta$
+        momentum: $\beta$
+        smoothing: $\gamma$, the decay rate of the smoothed cosine s; 1 keeps s at 0. It should not be below
+            `momentum`. These functions do not warn of that, unlike `tam.TAM`: see
+            docs/how-it-works/theory.md
+        floor: $\epsilon$, the smallest weight of a new gradient
+        weight_decay: $\lambda$, added to the gradient (coupled)
         scope: "global" for one cosine over all parameters, "tensor" for one per parameter; "group" is
             "global" here, because a pure step has one group
         gain: how strongly d responds to s; 1 is the paper's rule, 0 keeps d at 1/2
@@ -175,7 +176,7 @@ def tam(
     Raises:
         ValueError: if an option has a wrong value, or parameters, gradients and state do not match
 
-    Example:
+    Examples:
         >>> import torch
         >>> from tam.functional import init_tam, tam
         >>> params, grads = {"w": torch.ones(2)}, {"w": torch.tensor([1.0, 0.0])}
@@ -205,26 +206,29 @@ def adatam(
     r"""Return the parameters and the state after one step of AdaTAM.
 
     $$
-    v_t = \beta_2 v_{t-1} + (1 - \beta_2) (k g_t + \lambda \theta_{t-1})^2 \qquad
-    \theta_t = \theta_{t-1} - \eta m_t / (\sqrt{v_t} + c)
+    \begin{aligned}
+    v_t &= \beta_2 v_{t-1} + (1 - \beta_2) (k g_t + \lambda \theta_{t-1})^2 \\
+    \theta_t &= \theta_{t-1} - \eta m_t / (\sqrt{v_t} + c)
+    \end{aligned}
     $$
 
     m, s, d and k are those of `tam`.
 
     Args:
-        params: theta, a dict, list or tuple of tensors
-        grads: g, in the same form
+        params: $\theta$, a dict, list or tuple of tensors
+        grads: $g$, in the same form
         state: the state, from `init_adatam` or the last step
-        lr: eta
-        betas: beta, the momentum, and beta2
+        lr: $\eta$
+        betas: $\beta_1$, the momentum, and $\beta_2$
         smoothing: see `tam`, as for floor, scope, gain, max_grad_norm and maximize
-        eps: c, added to the denominator
-        floor: epsilon
-        weight_decay: lambda
+        eps: $c$, added to the denominator
+        floor: $\epsilon$
+        weight_decay: $\lambda$
         scope: "global" or "tensor"
         gain: of s in the damping
-        ema: m <- (1 - w) m + w g with w = epsilon + d, the paper's AdaTAM2; `betas[0]` is then unused
-        bias_correction: divide v by 1 - beta2^t, as Adam does
+        ema: $m \leftarrow (1 - w) m + w g$ with $w = \epsilon + d$, the paper's AdaTAM2;
+            `betas[0]` is then unused
+        bias_correction: divide v by $1 - \beta_2^t$, as Adam does
         max_grad_norm: clip the gradient to this norm
         maximize: ascend instead of descend
         decoupled: decay the weights as AdaTAMW does, see `adatamw`
@@ -235,7 +239,7 @@ def adatam(
     Raises:
         ValueError: if an option has a wrong value, or parameters, gradients and state do not match
 
-    Example:
+    Examples:
         >>> import torch
         >>> from tam.functional import adatam, init_adatam
         >>> params, grads = [torch.ones(2)], [torch.tensor([1.0, -1.0])]
@@ -266,26 +270,26 @@ def adatamw(
     `adatam` without weight decay.
 
     Args:
-        params: theta, a dict, list or tuple of tensors
-        grads: g, in the same form
+        params: $\theta$, a dict, list or tuple of tensors
+        grads: $g$, in the same form
         state: the state, from `init_adatam` or the last step
-        lr: eta
+        lr: $\eta$
         betas: see `adatam`, as for all that follows but weight_decay
-        smoothing: gamma
-        eps: c
-        floor: epsilon
-        weight_decay: lambda, decoupled from the gradient
+        smoothing: $\gamma$
+        eps: $c$
+        floor: $\epsilon$
+        weight_decay: $\lambda$, decoupled from the gradient
         scope: "global" or "tensor"
         gain: of s in the damping
         ema: the paper's AdaTAM2
-        bias_correction: divide v by 1 - beta2^t
+        bias_correction: divide v by $1 - \beta_2^t$
         max_grad_norm: clip the gradient to this norm
         maximize: ascend instead of descend
 
     Returns:
         The new parameters, in the form of `params`, and the new state.
 
-    Example:
+    Examples:
         >>> import torch
         >>> from tam.functional import adatamw, init_adatam
         >>> params, grads = [torch.ones(2)], [torch.zeros(2)]
@@ -308,21 +312,23 @@ def angular_grad(
     r"""Return the parameters and the state after one step of AngularGrad (Roy et al. 2021).
 
     $$
-    \theta_t = \theta_{t-1} - \eta \phi_t \hat m_t / (\sqrt{\hat v_t} + c) \qquad
-    \phi_t = (1 + \tanh |\cos A_t|) / 2
+    \begin{aligned}
+    \theta_t &= \theta_{t-1} - \eta \phi_t \hat m_t / (\sqrt{\hat v_t} + c) \\
+    \phi_t &= (1 + \tanh |\cos A_t|) / 2
+    \end{aligned}
     $$
 
     $\hat m$ and $\hat v$ are Adam's. $\tan A = |(g' - g) / (1 + g' g)|$ per coordinate, where g' is the
     previous gradient; $A_t$ is the smaller of the last two angles.
 
     Args:
-        params: theta, a dict, list or tuple of tensors
-        grads: g, in the same form
+        params: $\theta$, a dict, list or tuple of tensors
+        grads: $g$, in the same form
         state: the state, from `init_angular_grad` or the last step
-        lr: eta
-        betas: beta1 and beta2, as in Adam
-        eps: c, added to the denominator
-        weight_decay: lambda, added to the gradient (coupled)
+        lr: $\eta$
+        betas: $\beta_1$ and $\beta_2$, as in Adam
+        eps: $c$, added to the denominator
+        weight_decay: $\lambda$, added to the gradient (coupled)
         method: "cos" or "tan", the function of the angle in phi
         vote: do what the authors' public code does: a tensor keeps its stored angles unless most new ones
             are no larger
@@ -334,7 +340,7 @@ def angular_grad(
     Raises:
         ValueError: if an option has a wrong value, or parameters, gradients and state do not match
 
-    Example:
+    Examples:
         >>> import torch
         >>> from tam.functional import angular_grad, init_angular_grad
         >>> params, grads = [torch.zeros(2)], [torch.tensor([1e-3, 1.0])]  # A = 0 and 45 degrees

@@ -68,7 +68,7 @@ def interpolate(a: Model, b: Model, t: float, *, batches: Iterable[object] | Non
         TypeError: if a and b are not two modules or two state dicts, or `t` or `batches` has the wrong type
         ValueError: if the parameters of a and b do not match, `t` is not finite or `batches` is empty
 
-    Example:
+    Examples:
         >>> import torch
         >>> from tam.landscape import interpolate
         >>> a, b = {"x": torch.tensor([0.0, 1.0])}, {"x": torch.tensor([4.0, 1.0])}
@@ -110,7 +110,12 @@ def barrier(
 ) -> Barrier:
     r"""Return how far the loss on the line from a to b rises above the losses of its ends.
 
-    $$\mathrm{height} = \max_t \; L(t) - \mathrm{base}(t), \qquad L(t) = \mathrm{evaluate}((1 - t) a + t b)$$
+    $$
+    \begin{aligned}
+    \mathrm{height} &= \max_t \; L(t) - \mathrm{base}(t) \\
+    L(t) &= \mathrm{evaluate}((1 - t) a + t b)
+    \end{aligned}
+    $$
 
     | `baseline` | $\mathrm{base}(t)$ |
     |---|---|
@@ -140,7 +145,7 @@ def barrier(
         TypeError: if `batches` is an iterator, `evaluate` does not return a number, or see `interpolate`
         ValueError: if `baseline` or `points` is out of range, or see `interpolate`
 
-    Example:
+    Examples:
         >>> import torch
         >>> from tam.landscape import barrier
         >>> a, b = {"x": torch.tensor(-1.0)}, {"x": torch.tensor(1.0)}

@@ -95,8 +95,8 @@ def scale_by_torque(
     $$
     \begin{aligned}
     S_t &= \langle m_{t-1}, g_t \rangle / (|m_{t-1}| |g_t|) \\
-    s_t &= \gamma s_{t-1} + (1 - \gamma) S_t \qquad
-    d_t = (1 + \mathrm{clip}(\mathrm{gain}\, s_t, -1, 1)) / 2 \\
+    s_t &= \gamma s_{t-1} + (1 - \gamma) S_t \\
+    d_t &= (1 + \mathrm{clip}(\mathrm{gain}\, s_t, -1, 1)) / 2 \\
     m_t &= \beta m_{t-1} + (\epsilon + d_t) (k g_t + \lambda \theta_{t-1})
     \end{aligned}
     $$
@@ -106,14 +106,15 @@ def scale_by_torque(
     raw gradient. Earlier in a chain, clipping (k) and weight decay would change it: use the options.
 
     Args:
-        momentum: beta
-        smoothing: gamma, the decay rate of the smoothed cosine s; 1 keeps s at 0. It should not be below
-            `momentum`: a much shorter average can make training diverge, and warns (theory.md)
-        floor: epsilon, the smallest weight of a new gradient
+        momentum: $\beta$
+        smoothing: $\gamma$, the decay rate of the smoothed cosine s; 1 keeps s at 0. It should not be below
+            `momentum`: a much shorter average can make training diverge, and warns
+            (docs/how-it-works/theory.md)
+        floor: $\epsilon$, the smallest weight of a new gradient
         scope: "global" for one cosine over all leaves of the tree, "tensor" for one per leaf
         gain: how strongly d responds to s; 1 is the paper's rule, 0 keeps d at 1/2
-        ema: m <- (1 - w) m + w g with w = epsilon + d; `momentum` is then unused
-        weight_decay: lambda, added to the gradient (coupled): a number, or a schedule (a function of
+        ema: $m \leftarrow (1 - w) m + w g$ with $w = \epsilon + d$; `momentum` is then unused
+        weight_decay: $\lambda$, added to the gradient (coupled): a number, or a schedule (a function of
             the number of steps done); `update` then needs `params`
         max_grad_norm: clip the gradient to this norm over all leaves
         accumulator_dtype: dtype of m in the state, as in `optax.trace`; None: that of the parameters
@@ -122,7 +123,7 @@ def scale_by_torque(
         The transformation; its state is a `TAMState`, in a `ScheduledDecayState` if `weight_decay` is a
         schedule.
 
-    Example:
+    Examples:
         >>> import jax.numpy as jnp
         >>> torque = scale_by_torque(momentum=0.5, smoothing=0.0)  # s is then S
         >>> state = torque.init(jnp.zeros(2))
@@ -156,20 +157,20 @@ def tam(
     `smoothing=1, floor=0.5`, `tam` equals `optax.sgd`.
 
     Args:
-        learning_rate: eta, a number or a schedule
-        momentum: beta; for all that follows see `scale_by_torque`
-        smoothing: gamma
-        floor: epsilon
+        learning_rate: $\eta$, a number or a schedule
+        momentum: $\beta$; for all that follows see `scale_by_torque`
+        smoothing: $\gamma$
+        floor: $\epsilon$
         scope: "global" or "tensor"
         gain: how strongly d responds to s
-        weight_decay: lambda, a number or a schedule
+        weight_decay: $\lambda$, a number or a schedule
         max_grad_norm: clip the gradient to this norm
         accumulator_dtype: dtype of m in the state
 
     Returns:
         The optimizer, a chain of `scale_by_torque` and the learning rate.
 
-    Example:
+    Examples:
         >>> import jax, jax.numpy as jnp, optax
         >>> params = {"w": jnp.array([1.0, -2.0])}
         >>> optimizer = tam(learning_rate=0.2)
@@ -199,8 +200,10 @@ def adatam(
     r"""Return AdaTAM, Adam with torque-aware momentum.
 
     $$
-    v_t = \beta_2 v_{t-1} + (1 - \beta_2) (k g_t + \lambda \theta_{t-1})^2 \qquad
-    \theta_t = \theta_{t-1} - \eta m_t / (\sqrt{v_t} + c)
+    \begin{aligned}
+    v_t &= \beta_2 v_{t-1} + (1 - \beta_2) (k g_t + \lambda \theta_{t-1})^2 \\
+    \theta_t &= \theta_{t-1} - \eta m_t / (\sqrt{v_t} + c)
+    \end{aligned}
     $$
 
     m and k are those of `scale_by_torque`. m is a sum, not an average: at the same learning rate the
@@ -208,25 +211,25 @@ def adatam(
     Coming from `optax.adam`, use `bias_correction=True` and a fifth of the learning rate.
 
     Args:
-        learning_rate: eta, a number or a schedule
-        b1: beta1, the momentum; unused with `ema`, which makes this the paper's AdaTAM2
-        b2: beta2
-        eps: c, added to the denominator
+        learning_rate: $\eta$, a number or a schedule
+        b1: $\beta_1$, the momentum; unused with `ema`, which makes this the paper's AdaTAM2
+        b2: $\beta_2$
+        eps: $c$, added to the denominator
         smoothing: see `scale_by_torque`, as for floor, scope, gain, ema, weight_decay and max_grad_norm
-        floor: epsilon
+        floor: $\epsilon$
         scope: "global" or "tensor"
         gain: how strongly d responds to s
-        ema: m <- (1 - w) m + w g with w = epsilon + d
-        bias_correction: True divides v by 1 - b2^t, as Adam does; False, the paper's rule, does not.
+        ema: $m \leftarrow (1 - w) m + w g$ with $w = \epsilon + d$
+        bias_correction: True divides v by $1 - \beta_2^t$, as Adam does; False, the paper's rule, does not.
             None is False, with a warning if `learning_rate` is a number >= 1e-3, the scale of Adam's.
         mu_dtype: dtype of m in the state, as in `optax.adam`; None: that of the parameters
-        weight_decay: lambda, a number or a schedule
+        weight_decay: $\lambda$, a number or a schedule
         max_grad_norm: clip the gradient to this norm
 
     Returns:
         The optimizer; the first state of its chain is an `AdaTAMState`.
 
-    Example:
+    Examples:
         >>> import jax.numpy as jnp
         >>> optimizer = adatam(learning_rate=2e-4, bias_correction=True)  # for optax.adam(1e-3)
         >>> updates, state = optimizer.update(jnp.ones(2), optimizer.init(jnp.zeros(2)))
@@ -254,18 +257,18 @@ def adatamw(
     learning rate and 5 times the weight decay.
 
     Args:
-        learning_rate: eta, a number or a schedule
-        b1: beta1; see `adatam` for all but weight_decay and mask
-        b2: beta2
-        eps: c
-        smoothing: gamma
-        floor: epsilon
+        learning_rate: $\eta$, a number or a schedule
+        b1: $\beta_1$; see `adatam` for all but weight_decay and mask
+        b2: $\beta_2$
+        eps: $c$
+        smoothing: $\gamma$
+        floor: $\epsilon$
         scope: "global" or "tensor"
         gain: how strongly d responds to s
-        ema: m <- (1 - w) m + w g with w = epsilon + d
-        bias_correction: whether v is divided by 1 - b2^t
+        ema: $m \leftarrow (1 - w) m + w g$ with $w = \epsilon + d$
+        bias_correction: whether v is divided by $1 - \beta_2^t$
         mu_dtype: dtype of m in the state
-        weight_decay: lambda, a number or a schedule of the number of steps done
+        weight_decay: $\lambda$, a number or a schedule of the number of steps done
         mask: which leaves decay, as in `optax.adamw`: a tree of booleans, or a function that returns
             one from the parameters
         max_grad_norm: clip the gradient to this norm
@@ -273,7 +276,7 @@ def adatamw(
     Returns:
         The optimizer; the first state of its chain is an `AdaTAMState`.
 
-    Example:
+    Examples:
         >>> import jax.numpy as jnp
         >>> optimizer = adatamw(learning_rate=0.1, weight_decay=0.5, bias_correction=True)
         >>> params = jnp.ones(2)

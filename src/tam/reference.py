@@ -22,7 +22,23 @@ def paper(
     smoothing: float = 0.9,
     floor: float = 1e-8,
 ) -> Tensor:
-    """Algorithm 1 of the paper, on one vector of parameters. Returns the last theta."""
+    r"""Return the parameters after some steps of Algorithm 1 of the paper.
+
+    Args:
+        theta: the parameters before the first step, one vector
+        gradient: returns the gradient at a theta
+        steps: the number of steps
+        lr: $\eta$
+        momentum: $\beta$
+        smoothing: $\gamma$
+        floor: $\epsilon$
+
+    Examples:
+        >>> import torch
+        >>> from tam.reference import paper
+        >>> paper(torch.ones(1), lambda theta: theta, steps=1, lr=0.2)  # no momentum yet: d = 1/2
+        tensor([0.9000])
+    """
     m = torch.zeros_like(theta)
     s = 0.0
     for _ in range(steps):
@@ -52,11 +68,20 @@ class Group:
 
 @dataclass
 class Reference:
-    """The same loop for groups of parameters of any shape, with the options of rule.md.
+    """The same loop for groups of parameters of any shape, with every option.
 
     `step(gradients)` takes one list per group, with None for a parameter without a gradient, and
     replaces `groups[i].theta[j]`, `m[i][j]`, `v[i][j]`, `s`. Give it float64 tensors: it computes in
     their dtype.
+
+    Examples:
+        >>> import torch
+        >>> from tam.reference import Group, Reference
+        >>> loop = Reference([Group([torch.ones(1)], lr=0.2)])
+        >>> for _ in range(2):
+        ...     loop.step([[torch.ones(1)]])
+        >>> loop.groups[0].theta, round(loop.s[()], 6)  # the second gradient is along the momentum
+        ([tensor([0.7000])], 0.1)
     """
 
     groups: list[Group]
@@ -85,10 +110,15 @@ class Reference:
                 self.s[self.segment(i, j)] = 0.0
 
     def segment(self, i: int, j: int) -> tuple[int, ...]:
-        """Which segment parameter j of group i belongs to."""
+        """Return the segment that parameter j of group i belongs to."""
         return {"global": (), "group": (i,), "tensor": (i, j)}[self.scope]
 
     def step(self, gradients: Sequence[Sequence[Tensor | None]]) -> None:
+        """Take one step.
+
+        Args:
+            gradients: one list per group, with None for a parameter without a gradient
+        """
         present = [
             (i, j, -g if self.groups[i].maximize else g)
             for i, row in enumerate(gradients)
@@ -147,7 +177,13 @@ def angular_grad(
     method: str = "cos",
     vote: bool = False,
 ) -> Tensor:
-    """AngularGrad on one real tensor, for a given sequence of gradients. Returns the last theta."""
+    """Return one real tensor after the steps of AngularGrad with these gradients.
+
+    Args:
+        theta: the tensor before the first step
+        gradients: one gradient per step
+        lr: as for `tam.AngularGrad`, like all that follow
+    """
     m, v, previous = (torch.zeros_like(theta) for _ in range(3))
     angle = coefficient = torch.zeros_like(theta)
     of = torch.cos if method == "cos" else torch.tan

@@ -86,7 +86,7 @@ def get(name: str) -> OptimizerInfo:
     Raises:
         ValueError: if there is none of this name
 
-    Example:
+    Examples:
         >>> import tam
         >>> tam.registry.get("tam").lr
         0.2

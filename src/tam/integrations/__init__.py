@@ -16,7 +16,7 @@ def has_readings(optimizer: object) -> bool:
     Args:
         optimizer: any optimizer, a `tam.Warmup`, or a wrapper such as accelerate's or Lightning's
 
-    Example:
+    Examples:
         >>> import torch, tam
         >>> params = [torch.nn.Parameter(torch.ones(2))]
         >>> has_readings(tam.TAM(params)), has_readings(torch.optim.SGD(params))
@@ -31,7 +31,7 @@ def may_have_readings(optimizer: object) -> bool:
     Args:
         optimizer: any optimizer, a `tam.Warmup`, or a wrapper such as accelerate's or Lightning's
 
-    Example:
+    Examples:
         >>> import torch, tam
         >>> sgd = torch.optim.SGD([torch.nn.Parameter(torch.ones(2))], lr=0.1)
         >>> may_have_readings(sgd), may_have_readings(tam.Warmup(sgd, tam.TAM, 100))
@@ -57,7 +57,7 @@ def readings(optimizer: object) -> dict[str, Tensor]:
     Raises:
         TypeError: if the optimizer has no alignment
 
-    Example:
+    Examples:
         >>> import torch, tam
         >>> w = torch.nn.Parameter(torch.ones(2))
         >>> optimizer = tam.TAM([w], lr=0.1)

@@ -17,7 +17,7 @@ class TorqueCallback(Callback):
     With several optimizers, the names end in the optimizer's index, like `tam/alignment/1`, and optimizers
     without an alignment are left out. Training raises a `TypeError` if no optimizer has one.
 
-    Example:
+    Examples:
         >>> import torch, tam
         >>> from lightning import LightningModule, Trainer
         >>> class Model(LightningModule):

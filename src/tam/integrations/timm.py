@@ -1,6 +1,6 @@
 """timm: the optimizers by name. Importing this module registers "tam", "adatam" and "adatamw" with timm.
 
-Example:
+Examples:
     >>> import timm.optim, torch
     >>> import tam.integrations.timm
     >>> model = torch.nn.Linear(2, 1)

@@ -22,7 +22,7 @@ class TorqueCallback(TrainerCallback):
     given. With `Trainer(callbacks=[TorqueCallback()])`, the log history has the readings, but the reporters
     do not. Training raises a `TypeError` if the optimizer has no alignment.
 
-    Example:
+    Examples:
         >>> import tempfile, torch, tam
         >>> from transformers import Trainer, TrainingArguments
         >>> class Model(torch.nn.Module):

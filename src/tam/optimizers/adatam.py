@@ -24,7 +24,8 @@ class AdaTAM(TorqueOptimizer):
     r"""Adam with torque-aware momentum (Malviya et al. 2024).
 
     $$\begin{aligned}
-    m_t &= \beta_1 m_{t-1} + (\epsilon + d_t) g_t, \qquad v_t = \beta_2 v_{t-1} + (1 - \beta_2) g_t^2 \\
+    m_t &= \beta_1 m_{t-1} + (\epsilon + d_t) g_t \\
+    v_t &= \beta_2 v_{t-1} + (1 - \beta_2) g_t^2 \\
     \theta_t &= \theta_{t-1} - \eta m_t / (\sqrt{v_t} + c)
     \end{aligned}$$
 
@@ -40,9 +41,10 @@ class AdaTAM(TorqueOptimizer):
         eps: c, added to the denominator
         weight_decay: $\lambda$, coupled (added to the gradient), outside the cosine; decoupled in `AdaTAMW`
         smoothing: $\gamma$, the decay rate of the smoothed cosine s; 1 keeps s at 0. It should not be below
-            $\beta_1$: a much shorter average can make training diverge, and warns (theory.md)
+            $\beta_1$: a much shorter average can make training diverge, and warns
+            (docs/how-it-works/theory.md)
         floor: $\epsilon$, the smallest weight of a new gradient
-        scope: what one cosine is taken over: all parameters ("global"), a group or a tensor
+        scope: what one cosine is taken over: "global" for all parameters, "group" or "tensor"
         gain: factor of s in the damping; 1 is the paper's rule, 0 keeps the damping at 1/2
         ema: $m \leftarrow (1 - w) m + w g$ with $w = \epsilon + d$, the paper's AdaTAM2; $\beta_1$ is unused
         bias_correction: divide v by $1 - \beta_2^t$, as Adam does; the paper does not. None is False, with
@@ -54,10 +56,11 @@ class AdaTAM(TorqueOptimizer):
             possible
         capturable: keep the step count on the device, as CUDA graphs need it
         differentiable: let autograd go through the step
-        shard_group: the ranks over which plain tensors are sharded; see distributed.md
+        shard_group: the ranks over which plain tensors are sharded
+            (docs/guides/distributed.md)
         whole_tensors: each of those tensors is on one rank whole, as with ZeroRedundancyOptimizer
 
-    Example:
+    Examples:
         >>> import torch, tam
         >>> model = torch.nn.Linear(3, 1)
         >>> optimizer = tam.AdaTAM(model.parameters(), lr=1e-4)
@@ -145,7 +148,7 @@ class AdaTAM(TorqueOptimizer):
         Raises:
             ValueError: if `amsgrad` is set, for which there is no rule
 
-        Example:
+        Examples:
             >>> import torch, tam
             >>> model = torch.nn.Linear(3, 1)
             >>> optimizer = tam.AdaTAM.matching_adam(model.parameters(), lr=1e-3)
@@ -171,7 +174,7 @@ class AdaTAM(TorqueOptimizer):
             TypeError: if `optimizer` is neither of the two
             ValueError: if there is no rule for one of its options; the message says what to do
 
-        Example:
+        Examples:
             >>> import torch, tam
             >>> adam = torch.optim.Adam(torch.nn.Linear(3, 1).parameters(), lr=1e-3)
             >>> round(tam.AdaTAM.from_adam(adam).param_groups[0]["lr"], 6)
@@ -201,9 +204,10 @@ class AdaTAMW(AdaTAM):
         eps: c, added to the denominator
         weight_decay: $\lambda$, decoupled: the weights are multiplied by $1 - \eta \lambda$ before the step
         smoothing: $\gamma$, the decay rate of the smoothed cosine s; 1 keeps s at 0. It should not be below
-            $\beta_1$: a much shorter average can make training diverge, and warns (theory.md)
+            $\beta_1$: a much shorter average can make training diverge, and warns
+            (docs/how-it-works/theory.md)
         floor: $\epsilon$, the smallest weight of a new gradient
-        scope: what one cosine is taken over: all parameters ("global"), a group or a tensor
+        scope: what one cosine is taken over: "global" for all parameters, "group" or "tensor"
         gain: factor of s in the damping; 1 is the paper's rule, 0 keeps the damping at 1/2
         ema: $m \leftarrow (1 - w) m + w g$ with $w = \epsilon + d$, the paper's AdaTAM2; $\beta_1$ is unused
         bias_correction: divide v by $1 - \beta_2^t$, as Adam does; the paper does not. None is False, with
@@ -215,10 +219,11 @@ class AdaTAMW(AdaTAM):
             possible
         capturable: keep the step count on the device, as CUDA graphs need it
         differentiable: let autograd go through the step
-        shard_group: the ranks over which plain tensors are sharded; see distributed.md
+        shard_group: the ranks over which plain tensors are sharded
+            (docs/guides/distributed.md)
         whole_tensors: each of those tensors is on one rank whole, as with ZeroRedundancyOptimizer
 
-    Example:
+    Examples:
         >>> import torch, tam
         >>> optimizer = tam.AdaTAMW(torch.nn.Linear(3, 1).parameters(), lr=1e-4, weight_decay=0.1)
         >>> optimizer.param_groups[0]["betas"]
@@ -264,7 +269,7 @@ class AdaTAMW(AdaTAM):
         Raises:
             ValueError: if `amsgrad` is set, for which there is no rule
 
-        Example:
+        Examples:
             >>> import torch, tam
             >>> model = torch.nn.Linear(3, 1)
             >>> optimizer = tam.AdaTAMW.matching_adamw(model.parameters(), lr=1e-3, weight_decay=0.1)

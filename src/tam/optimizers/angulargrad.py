@@ -21,12 +21,13 @@ class AngularGrad(Base):
     r"""Adam scaled, per coordinate, by the angle between consecutive gradients (Roy et al. 2021).
 
     $$\begin{aligned}
-    \tan A_t &= |(g_{t-1} - g_t) / (1 + g_{t-1} g_t)|, \qquad A_{min} = \min(A_{t-1}, A_t) \\
-    \phi_t &= \tanh(|\cos A_{min}|) / 2 + 1 / 2 \qquad (\text{or } \tan A_{min}) \\
+    \tan A_t &= |(g_{t-1} - g_t) / (1 + g_{t-1} g_t)| \\
+    A_{\min} &= \min(A_{t-1}, A_t) \\
+    \phi_t &= \tanh(|\cos A_{\min}|) / 2 + 1 / 2 \\
     \theta_t &= \theta_{t-1} - \eta \phi_t \hat m_t / (\sqrt{\hat v_t} + \epsilon)
     \end{aligned}$$
 
-    with Adam's bias-corrected moments.
+    with Adam's bias-corrected moments. With `method="tan"`, the tangent takes the place of the cosine.
 
     Args:
         params: parameters, named parameters or groups of either
@@ -35,15 +36,15 @@ class AngularGrad(Base):
         eps: $\epsilon$, added to the denominator
         weight_decay: coupled: added to the gradient before anything else, as in Adam
         method: "cos" or "tan" of the angle
-        vote: do what the authors' public code does: the stored angle and coefficient start at 0, and those
-            of a tensor are replaced only if fewer of its coordinates exceed the stored angle than do not. In
-            practice that never happens, $\phi$ stays 1/2, and the step is Adam's at half the lr
+        vote: do what the authors' public code does. The stored angle and coefficient start at 0. Those of a
+            tensor are replaced only if most of its coordinates do not exceed the stored angle. In practice
+            that never happens: $\phi$ stays 1/2, and the step is Adam's at half the lr
         maximize: ascend instead of descend
         foreach: True steps over lists of tensors, False tensor by tensor; None chooses
         capturable: keep the step count on the device, as CUDA graphs need it
         differentiable: let autograd go through the step
 
-    Example:
+    Examples:
         >>> import torch, tam
         >>> model = torch.nn.Linear(3, 1)
         >>> optimizer = tam.AngularGrad(model.parameters(), lr=1e-3)

@@ -22,7 +22,8 @@ class TAM(TorqueOptimizer):
 
     $$\begin{aligned}
     S_t &= \langle m_{t-1}, g_t \rangle / (|m_{t-1}| |g_t|) \\
-    s_t &= \gamma s_{t-1} + (1 - \gamma) S_t, \qquad d_t = (1 + \mathrm{clip}(k s_t, -1, 1)) / 2 \\
+    s_t &= \gamma s_{t-1} + (1 - \gamma) S_t \\
+    d_t &= (1 + \mathrm{clip}(k s_t, -1, 1)) / 2 \\
     m_t &= \beta m_{t-1} + (\epsilon + d_t) (g_t + \lambda \theta_{t-1}) \\
     \theta_t &= \theta_{t-1} - \eta m_t
     \end{aligned}$$
@@ -36,9 +37,10 @@ class TAM(TorqueOptimizer):
         momentum: $\beta$
         weight_decay: $\lambda$, coupled (added to the gradient), outside the cosine
         smoothing: $\gamma$, the decay rate of the smoothed cosine s; 1 keeps s at 0. It should not be below
-            `momentum`: a much shorter average can make training diverge, and warns (theory.md)
+            `momentum`: a much shorter average can make training diverge, and warns
+            (docs/how-it-works/theory.md)
         floor: $\epsilon$, the smallest weight of a new gradient
-        scope: what one cosine is taken over: all parameters ("global"), a group or a tensor
+        scope: what one cosine is taken over: "global" for all parameters, "group" or "tensor"
         gain: factor of s in the damping; 1 is the paper's rule, 0 keeps the damping at 1/2
         max_grad_norm: clip the gradient to this norm within the step, as `clip_grad_norm_` does
         maximize: ascend instead of descend
@@ -47,10 +49,11 @@ class TAM(TorqueOptimizer):
             possible
         capturable: accepted for the sake of torch's callers; TAM keeps no step count
         differentiable: let autograd go through the step
-        shard_group: the ranks over which plain tensors are sharded; see distributed.md
+        shard_group: the ranks over which plain tensors are sharded
+            (docs/guides/distributed.md)
         whole_tensors: each of those tensors is on one rank whole, as with ZeroRedundancyOptimizer
 
-    Example:
+    Examples:
         >>> import torch, tam
         >>> model = torch.nn.Linear(3, 1)
         >>> optimizer = tam.TAM(model.parameters(), lr=0.2)
@@ -101,7 +104,7 @@ class TAM(TorqueOptimizer):
         Raises:
             ValueError: if `dampening` or `nesterov` is set, for which there is no rule
 
-        Example:
+        Examples:
             >>> import torch, tam
             >>> model = torch.nn.Linear(3, 1)
             >>> optimizer = tam.TAM.matching_sgd(model.parameters(), lr=0.1, momentum=0.9)
@@ -128,7 +131,7 @@ class TAM(TorqueOptimizer):
             TypeError: if `optimizer` is no SGD
             ValueError: if there is no rule for one of its options; the message says what to do
 
-        Example:
+        Examples:
             >>> import torch, tam
             >>> sgd = torch.optim.SGD(torch.nn.Linear(3, 1).parameters(), lr=0.1, momentum=0.9)
             >>> tam.TAM.from_sgd(sgd).param_groups[0]["lr"]

@@ -86,7 +86,7 @@ class Recorder:
         TypeError: if the optimizer is of another class
         ValueError: if the optimizer does not have one of the quantities, or another option is out of range
 
-    Example:
+    Examples:
         >>> import torch, tam
         >>> w = torch.nn.Parameter(torch.ones(2))
         >>> optimizer = torch.optim.SGD([w], lr=0.5, momentum=0.5)

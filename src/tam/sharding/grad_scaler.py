@@ -33,7 +33,7 @@ class GradScaler(torch.amp.GradScaler):
         growth_interval: see `growth_factor`
         enabled: False turns scaling off; `step` then only calls the optimizer's
 
-    Example:
+    Examples:
         >>> import torch, tam
         >>> from tam.sharding import GradScaler
         >>> w = torch.nn.Parameter(torch.ones(2))

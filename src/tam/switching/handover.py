@@ -58,7 +58,7 @@ def handover(
             option
         ValueError: if there is no rule for the pair or an option; the message says what to give
 
-    Example:
+    Examples:
         >>> import torch, tam
         >>> sgd = torch.optim.SGD(torch.nn.Linear(3, 1).parameters(), lr=0.1, momentum=0.9)
         >>> optimizer = tam.handover(sgd, tam.TAM, scope="tensor")

@@ -68,7 +68,7 @@ def explain_handover(
         TypeError: where `handover` would
         ValueError: where `handover` would
 
-    Example:
+    Examples:
         >>> import torch, tam
         >>> sgd = torch.optim.SGD(torch.nn.Linear(3, 1).parameters(), lr=0.1, momentum=0.9)
         >>> tam.explain_handover(sgd, tam.TAM)

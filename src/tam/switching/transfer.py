@@ -29,7 +29,10 @@ def transfer_lr(
 
     This is the rule of the paper's section on learning rate transfer:
 
-    $$\eta_{TAM} = \frac{2 (1 - \beta_{TAM})}{(1 + s^*) (1 - \beta_{SGDM})} \eta_{SGDM}$$
+    $$
+    \eta_\mathrm{TAM} = \frac{2 (1 - \beta_\mathrm{TAM})}{(1 + s^*) (1 - \beta_\mathrm{SGDM})}
+    \eta_\mathrm{SGDM}
+    $$
 
     Adam's momentum is an average, so its effective lr is lr itself, like that of SGD without momentum:
     `transfer_lr(lr, momentum=0.0, to_momentum=0.9)` converts Adam's lr into AdaTAM's. Divide AdamW's weight
@@ -37,8 +40,8 @@ def transfer_lr(
 
     Args:
         lr: SGD's learning rate, a float or a tensor
-        momentum: SGD's momentum $\beta_{SGDM}$
-        to_momentum: TAM's momentum $\beta_{TAM}$; None means the same as `momentum`
+        momentum: SGD's momentum $\beta_\mathrm{SGDM}$
+        to_momentum: TAM's momentum $\beta_\mathrm{TAM}$; None means the same as `momentum`
         alignment: $s^*$, the value at which the alignment settles (near 0 in the paper): a number, or a CPU
             tensor with one
 
@@ -48,7 +51,7 @@ def transfer_lr(
     Raises:
         ValueError: if a value is outside its range: momenta in [0, 1), `alignment` in (-1, 1], `lr` >= 0
 
-    Example:
+    Examples:
         >>> import tam
         >>> tam.transfer_lr(0.1)
         0.2

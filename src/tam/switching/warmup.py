@@ -49,7 +49,7 @@ class Warmup(Optimizer):
             makes an optimizer.
         ValueError: If `steps` is not a whole number above 0, or there is no rule for the pair or an option.
 
-    Example:
+    Examples:
         >>> import torch, tam
         >>> p = torch.nn.Parameter(torch.ones(3))
         >>> optimizer = tam.Warmup(tam.TAM([p], lr=0.2), torch.optim.SGD, steps=2)

@@ -21,7 +21,7 @@ def available_kernels() -> dict[str, str]:
     Returns:
         For "cpu" and "cuda", the name of the kernel, or the reason why there is none.
 
-    Example:
+    Examples:
         >>> import tam
         >>> sorted(tam.available_kernels())
         ['cpu', 'cuda']
