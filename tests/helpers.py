@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 
@@ -96,6 +98,12 @@ def assert_close(a: Tensor, b: Tensor, tol: float, scale: float = 0.0) -> None:
         error = float((a.to(b.dtype) - b).abs().max())
         scale = max(scale, float(b.abs().max()))
         assert error <= tol * scale, f"|a - b| = {error:.3g}, max|b| = {scale:.3g}"
+
+
+def code_in(error: pytest.ExceptionInfo[Exception]) -> str:
+    """The line of code that a message gives in brackets."""
+    (code,) = re.findall(r"\((for .*?)\)", str(error.value))
+    return str(code)
 
 
 def reference_of(optimizer: torch.optim.Optimizer) -> Reference:

@@ -18,6 +18,12 @@ Method = Literal["cos", "tan"]  # of AngularGrad
 # Options of torch's optimizers for which the library has a rule at this value alone.
 REFUSED = {"nesterov": False, "dampening": 0, "amsgrad": False}
 
+
+def turn_off(groups: str, name: str) -> str:
+    """Return what a message says to turn a refused option off in all groups: code that can be copied."""
+    return f'turn it off first (for group in {groups}: group["{name}"] = {REFUSED[name]!r})'
+
+
 # Warn where the cosine's average is this many times shorter than the momentum's; theory.md measures it.
 SHORT_AVERAGE = 2.5
 

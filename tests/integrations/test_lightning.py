@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import doctest
 import importlib
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -285,6 +286,27 @@ def test_wrapped_optimizers_are_unwrapped(tmp_path: Path) -> None:
     assert isinstance(wrapper, LightningOptimizer)
     assert trainer.logged_metrics["tam/alignment"] == wrapper.optimizer.alignment != 0
     assert trainer.logged_metrics["tam/grad_norm"] == wrapper.optimizer.grad_norm == wrapper.grad_norm != 0
+
+
+def test_the_cli_of_the_page_takes_optimizers_by_class_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("jsonargparse")
+    page = (Path(__file__).parents[2] / "docs" / "guides" / "lightning.md").read_text(encoding="utf-8")
+    (script,) = re.findall(r"```python\n# train.py\n(.*?)```", page, re.DOTALL)
+    (config,) = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    Path("tam.yaml").write_text(config)
+    namespace: dict[str, Any] = {"__name__": "train"}
+    exec(compile(script, "train.py", "exec"), namespace)
+    options = ["--optimizer.lr=0.03", "--trainer.accelerator=cpu", "--trainer.logger=false"]
+    options += ["--trainer.enable_progress_bar=false", "--trainer.enable_checkpointing=false"]
+    cli = namespace["LightningCLI"](namespace["Regression"], args=["fit", "--config=tam.yaml", *options])
+    (optimizer,) = cli.trainer.optimizers
+    assert type(optimizer) is tam.TAM and optimizer.defaults["lr"] == 0.03
+    assert optimizer.param_groups[0]["max_grad_norm"] == 1.0
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.0)  # at the end of the cosine of the config
+    assert cli.trainer.logged_metrics.keys() >= NAMES
 
 
 def test_the_example_of_the_docstring_runs() -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import doctest
 import importlib
 import math
-import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -41,6 +40,15 @@ def vit(timm: Any) -> nn.Module:
         num_heads=2,
         num_classes=4,
     )
+
+
+@pytest.mark.parametrize("name, cls", NAMES.items())
+def test_a_name_alone_gives_the_defaults_of_the_class(timm: Any, name: str, cls: Any) -> None:
+    """Without weight decay: timm's default is 0."""
+    made = timm.optim.create_optimizer_v2(vit(timm), name)
+    assert_same(train(made, 2), train(cls(vit(timm).parameters(), weight_decay=0.0), 2))
+    assert timm.optim.get_optimizer_class(name, bind_defaults=False) is cls
+    assert name in timm.optim.list_optimizers()
 
 
 @pytest.mark.parametrize("name, cls", NAMES.items())
@@ -134,12 +142,6 @@ def test_a_resumed_training_is_the_whole_one(timm: Any, name: str, tmp_path: Pat
     assert_same(*(getattr(job.optimizer, "_base_optimizer", job.optimizer) for job in (whole, resumed)))
     for a, b in zip(whole.ema.module.parameters(), resumed.ema.module.parameters(), strict=True):
         assert torch.equal(a, b)
-
-
-def test_the_example_on_the_page_runs(timm: Any) -> None:
-    page = Path(__file__).parents[2] / "docs" / "integrations.md"
-    (code,) = re.findall(r"```py\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
-    exec(compile(code, page.name, "exec"), {})
 
 
 def test_the_example_of_the_docstring_runs(timm: Any) -> None:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 import tam
-from tests.helpers import assert_same, params_of
+from tests.helpers import assert_same, params_of, tensors
 
 pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
@@ -24,7 +24,7 @@ from transformers import BertConfig, BertForMaskedLM, Trainer, TrainingArguments
 from transformers.integrations import TensorBoardCallback
 
 from tam.integrations import readings, unwrap
-from tam.integrations.transformers import TorqueCallback
+from tam.integrations.transformers import TorqueCallback, optimizer_for
 
 TEXT = (
     "A gradient that keeps along the momentum counts fully, one at a right angle to it counts half, "
@@ -116,21 +116,77 @@ def test_a_class_and_its_options(tmp_path: Path) -> None:
     assert logged(job)[-1]["loss"] < logged(job)[0]["loss"] - 0.3
 
 
+def decay_groups(job: Trainer, net: BertForMaskedLM, weight_decay: float) -> list[dict[str, Any]]:
+    """Groups as the Trainer makes them: no weight decay for biases and norms."""
+    decayed = job.get_decay_parameter_names(net)
+    return [
+        {
+            "params": [p for name, p in net.named_parameters() if (name in decayed) == is_decayed],
+            "weight_decay": weight_decay if is_decayed else 0.0,
+        }
+        for is_decayed in (True, False)
+    ]
+
+
 def test_an_optimizer_and_a_scheduler_do_the_same(tmp_path: Path) -> None:
     by_class = trainer(tmp_path)
     by_class.train()
     net = model()
-    decayed = by_class.get_decay_parameter_names(net)
-    groups = [
-        {"params": [p for n, p in net.named_parameters() if n in decayed], "weight_decay": 0.1},
-        {"params": [p for n, p in net.named_parameters() if n not in decayed], "weight_decay": 0.0},
-    ]
-    optimizer = tam.AdaTAMW(groups, lr=2e-3, bias_correction=True)
+    optimizer = tam.AdaTAMW(decay_groups(by_class, net, 0.1), lr=2e-3, bias_correction=True)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: max(0.0, 1 - step / 6))
     by_object = trainer(tmp_path, model=net, optimizers=(optimizer, scheduler))
     by_object.train()
     assert unwrap(by_object.optimizer) is optimizer
     assert_same(optimizer, unwrap(by_class.optimizer))
+
+
+@pytest.mark.parametrize("beta1, alignment", [(0.9, 0.0), (0.8, 0.0), (0.9, 0.75)])
+def test_optimizer_for_makes_the_adatamw_that_matches(tmp_path: Path, beta1: float, alignment: float) -> None:
+    options = {
+        "max_steps": 2,
+        "learning_rate": 1e-2,
+        "weight_decay": 0.3,
+        "adam_beta1": beta1,
+        "adam_beta2": 0.99,
+        "adam_epsilon": 1e-6,
+    }
+    arguments = TrainingArguments(str(tmp_path), use_cpu=True, **options)
+    pair = optimizer_for(arguments, scope="group", alignment=alignment)
+    by_arguments = trainer(tmp_path, options, optimizer_cls_and_kwargs=pair)
+    by_arguments.train()
+    net, factor = model(), 2 * (1 - beta1) / (1 + alignment)
+    intended = tam.AdaTAMW(
+        decay_groups(by_arguments, net, 0.3 / factor),
+        lr=1e-2 * factor,
+        betas=(beta1, 0.99),
+        eps=1e-6,
+        bias_correction=True,
+        scope="group",
+    )
+    by_object = trainer(tmp_path, options, model=net, optimizers=(intended, None))
+    by_object.train()
+    made = unwrap(by_arguments.optimizer)
+    assert type(made) is tam.AdaTAMW
+    assert all(
+        torch.allclose(a, b, rtol=1e-6, atol=0) for a, b in zip(tensors(made), tensors(intended), strict=True)
+    )
+    assert [group["initial_lr"] for group in made.param_groups] == pytest.approx([1e-2 * factor] * 2)
+    # A step decays by lr times weight_decay, which is that of AdamW.
+    decays = [group["initial_lr"] * group["weight_decay"] for group in made.param_groups]
+    assert decays == pytest.approx([1e-2 * 0.3, 0.0])
+
+
+@pytest.mark.parametrize("name, field", [("lr", "learning_rate"), ("weight_decay", "weight_decay")])
+def test_optimizer_for_takes_hyperparameters_from_the_arguments_alone(
+    tmp_path: Path, name: str, field: str
+) -> None:
+    with pytest.raises(TypeError, match=rf"^{name} comes from .*: set {field} there$"):
+        optimizer_for(TrainingArguments(str(tmp_path), use_cpu=True), **{name: 0.1})
+
+
+def test_optimizer_for_refuses_arguments_of_another_optimizer(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r'optim must be an AdamW.* got "adafactor"'):
+        optimizer_for(TrainingArguments(str(tmp_path), use_cpu=True, optim="adafactor"))
 
 
 @pytest.mark.parametrize("attached", [False, True])

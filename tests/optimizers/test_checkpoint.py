@@ -19,6 +19,7 @@ from tests.helpers import (
     WAYS,
     assert_close,
     assert_same,
+    code_in,
     momentum_key,
     options_for,
     parameters,
@@ -280,9 +281,13 @@ def test_at_fixed_damping_training_goes_on_as_sgds_would() -> None:
 def test_options_without_a_rule_are_refused_by_name(source: Any, ours: type, name: str) -> None:
     saved = train(source(parameters(SHAPES)), 2).state_dict()
     target = ours(parameters(SHAPES))
-    with pytest.raises(ValueError, match=name):
+    with pytest.raises(ValueError, match=name) as error:
         target.load_state_dict(saved)
     assert len(target.state) == 0
+    exec(code_in(error), {"checkpoint": saved})
+    with pytest.warns(UserWarning, match="of another optimizer was loaded"):
+        target.load_state_dict(saved)
+    assert len(train(target, 1).state) == len(SHAPES)
 
 
 # ---------------------------------------------------------------------- checkpoints that do not fit

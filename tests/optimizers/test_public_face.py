@@ -96,6 +96,16 @@ def test_matching_adamw_converts_lr_weight_decay_and_bias_correction() -> None:
 
 
 @pytest.mark.parametrize("torque", TORQUE)
+def test_matching_goes_by_a_measured_alignment(torque: type) -> None:
+    """A settled gradient has the weight (1 + s) / 2, so the lr is divided by 1 + s."""
+    (assumed,) = THEIRS[torque][1](parameters(SHAPES), lr=0.1).param_groups
+    (measured,) = THEIRS[torque][1](parameters(SHAPES), lr=0.1, alignment=torch.tensor(0.75)).param_groups
+    assert measured["lr"] == pytest.approx(assumed["lr"] / 1.75)
+    if torque is tam.AdaTAMW:
+        assert measured["weight_decay"] == pytest.approx(assumed["weight_decay"] * 1.75)
+
+
+@pytest.mark.parametrize("torque", TORQUE)
 def test_with_fixed_damping_a_settled_match_takes_the_others_step(torque: type) -> None:
     """On a constant gradient, with s at 0, the settled steps are equal."""
     theirs, matching = THEIRS[torque]

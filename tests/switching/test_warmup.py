@@ -15,7 +15,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, CyclicLR, LambdaLR, LRScheduler, OneCycleLR
 
 import tam
-from tests.helpers import gradients, parameters, params_of, tensors, train
+from tests.helpers import code_in, gradients, parameters, params_of, tensors, train
 
 SHAPES = [(6, 5), (4,), ()]
 SWITCH = 5
@@ -442,15 +442,15 @@ def test_a_first_lr_of_zero_has_no_multiples() -> None:
 def test_nesterov_is_refused_before_the_training_begins_and_the_ways_out_work() -> None:
     first = SGD(parameters(SHAPES), lr=0.1, momentum=0.9, nesterov=True)
     then = lambda groups: tam.TAM(groups, lr=0.2)  # noqa: E731
-    ways_out = r'set first\.param_groups\[0\]\["nesterov"\] = False, or give'
-    with pytest.raises(ValueError, match=rf'nesterov=True.*: {ways_out} .*function.*buffers="fresh"'):
+    with pytest.raises(ValueError, match=r'nesterov=True.*, or give .*function.*buffers="fresh"') as by_class:
         tam.Warmup(first, tam.TAM, 3)
-    with pytest.raises(ValueError, match=rf'nesterov=True.*: {ways_out} buffers="fresh"'):
+    with pytest.raises(ValueError, match=r'nesterov=True.*, or give buffers="fresh"') as by_function:
         tam.Warmup(first, then, 3)
     assert train(tam.Warmup(first, then, 3, buffers="fresh"), 4)
-    first = SGD(parameters(SHAPES), lr=0.1, momentum=0.9, nesterov=True)
-    first.param_groups[0]["nesterov"] = False
-    assert train(tam.Warmup(first, tam.TAM, 3), 4)
+    for error in (by_class, by_function):
+        first = SGD(parameters(SHAPES), lr=0.1, momentum=0.9, nesterov=True)
+        exec(code_in(error), {"first": first})
+        assert train(tam.Warmup(first, tam.TAM, 3), 4)
 
 
 # ---------------------------------------------------------------------- readings

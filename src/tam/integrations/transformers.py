@@ -1,17 +1,85 @@
-"""Hugging Face's Trainer: s, d and |g| in its logs."""
+"""Hugging Face's Trainer: AdaTAMW from its TrainingArguments, and s, d and |g| in its logs."""
 
 from __future__ import annotations
 
 import warnings
 from typing import Any
 
+from torch.optim.optimizer import ParamsT
+
 from tam._extras import missing
 from tam.integrations import has_readings, may_have_readings, no_readings_error, readings
+from tam.optimizers import AdaTAMW
 
 try:
     from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 except ImportError as error:
     raise missing("tam.integrations.transformers", "transformers", error) from error
+
+# What the Trainer gives its AdamW, and the TrainingArguments that it comes from.
+_ADAMW_ARGUMENTS = {
+    "lr": "learning_rate", "betas": "adam_beta1 and adam_beta2", "eps": "adam_epsilon",
+    "weight_decay": "weight_decay",
+}  # fmt: skip
+
+
+class _MatchingAdamW(AdaTAMW):
+    """Makes the AdaTAMW that matches an AdamW. It is a class because the Trainer calls no function.
+
+    The conversion cannot be done earlier: the Trainer puts `weight_decay` of its arguments into the groups.
+    """
+
+    def __new__(cls, params: ParamsT, **options: Any) -> AdaTAMW:  # type: ignore[misc]
+        return AdaTAMW.matching_adamw(params, **options)
+
+
+def optimizer_for(
+    training_arguments: TrainingArguments, **options: object
+) -> tuple[type[AdaTAMW], dict[str, object]]:
+    """Return AdaTAMW for `Trainer(optimizer_cls_and_kwargs=...)`, to match the AdamW of the arguments.
+
+    The hyperparameters of AdamW are `learning_rate`, `adam_beta1`, `adam_beta2`, `adam_epsilon` and
+    `weight_decay` of the arguments. `AdaTAMW.matching_adamw` converts them when the Trainer makes the
+    optimizer: a fifth of the lr and 5 times the weight decay, with `bias_correction=True`. Biases and norms
+    have no weight decay, as with the Trainer's AdamW.
+
+    Args:
+        training_arguments: the arguments that the Trainer gets, unchanged
+        options: AdaTAMW's own options, such as `scope` or `max_grad_norm`, and `alignment`, the $s^*$ of the
+            conversion (0 by default)
+
+    Returns:
+        The pair for the Trainer. Its keywords are still AdamW's; its class converts them.
+
+    Raises:
+        TypeError: if an option is one of the hyperparameters that the arguments give
+        ValueError: if `optim` of the arguments is not an AdamW: no rule converts its learning rate
+
+    Example:
+        >>> import tempfile, torch
+        >>> from transformers import Trainer, TrainingArguments
+        >>> with tempfile.TemporaryDirectory() as folder:
+        ...     args = TrainingArguments(folder, learning_rate=1e-3, weight_decay=0.1, use_cpu=True)
+        ...     pair = optimizer_for(args, max_grad_norm=1.0)
+        ...     trainer = Trainer(torch.nn.Linear(2, 1), args, optimizer_cls_and_kwargs=pair)
+        >>> optimizer = trainer.create_optimizer()
+        >>> [(round(group["lr"], 6), round(group["weight_decay"], 6)) for group in optimizer.param_groups]
+        [(0.0002, 0.5), (0.0002, 0.0)]
+    """
+    args = training_arguments
+    if not args.optim.startswith("adamw"):
+        given = getattr(args.optim, "value", args.optim)
+        raise ValueError(
+            f'optim must be an AdamW, such as "adamw_torch", got "{given}": no rule converts its learning '
+            "rate. Give the Trainer "
+            'optimizer_cls_and_kwargs=(tam.AdaTAMW, {"lr": ...}) instead'
+        )
+    for name in options:
+        if name in _ADAMW_ARGUMENTS:
+            raise TypeError(f"{name} comes from the TrainingArguments: set {_ADAMW_ARGUMENTS[name]} there")
+    betas = (args.adam_beta1, args.adam_beta2)
+    adamw = {"lr": args.learning_rate, "betas": betas, "eps": args.adam_epsilon}
+    return _MatchingAdamW, {**adamw, "weight_decay": args.weight_decay, **options}
 
 
 class TorqueCallback(TrainerCallback):

@@ -143,7 +143,8 @@ class AdaTAM(TorqueOptimizer):
             params: parameters, named parameters or groups of either; a group's own options are Adam's, too
             lr: Adam's, as are `betas`, `eps`, `weight_decay`, `amsgrad`, `foreach`, `maximize`,
                 `capturable`, `differentiable` and `fused`, in the same order and with the same defaults
-            options: AdaTAM's own options, such as `scope` or `max_grad_norm`
+            options: AdaTAM's own options, such as `scope` or `max_grad_norm`, and `alignment`: the s
+                that you measured, if it is not near 0
 
         Raises:
             ValueError: if `amsgrad` is set, for which there is no rule
@@ -264,7 +265,8 @@ class AdaTAMW(AdaTAM):
             params: parameters, named parameters or groups of either; a group's own options are AdamW's, too
             lr: AdamW's, as are `betas`, `eps`, `weight_decay`, `amsgrad`, `maximize`, `foreach`,
                 `capturable`, `differentiable` and `fused`, in the same order and with the same defaults
-            options: AdaTAMW's own options, such as `scope` or `max_grad_norm`
+            options: AdaTAMW's own options, such as `scope` or `max_grad_norm`, and `alignment`: the s
+                that you measured, if it is not near 0
 
         Raises:
             ValueError: if `amsgrad` is set, for which there is no rule

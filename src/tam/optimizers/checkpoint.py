@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from tam.options import CHECKS, REFUSED, check_options
+from tam.options import CHECKS, REFUSED, check_options, turn_off
 from tam.sharding.dtensor import is_dtensor
 from tam.step.eager import GroupOptions
 
@@ -110,9 +110,10 @@ def _merge(
     """Return group i as the load will set it."""
     for name, harmless in REFUSED.items():
         if saved.get(name, harmless) != harmless:
+            remedy = turn_off('checkpoint["param_groups"]', name)
             raise ValueError(
-                f"group {i}: the checkpoint was written with {name}={saved[name]!r}, "
-                f"for which {type(optimizer).__name__} has no rule; only {name}={harmless!r} is taken"
+                f"group {i}: the checkpoint was written with {name}={saved[name]!r}, for which "
+                f"{type(optimizer).__name__} has no rule. To load all else, {remedy}"
             )
     if foreign:
         # Only what means the same there: not lr, which belongs to another rule, nor what a scheduler

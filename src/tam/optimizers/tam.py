@@ -99,7 +99,8 @@ class TAM(TorqueOptimizer):
             params: parameters, named parameters or groups of either; a group's own options are SGD's, too
             lr: SGD's, as are `momentum`, `dampening`, `weight_decay`, `nesterov`, `maximize`, `foreach`,
                 `differentiable` and `fused`, in the same order and with the same defaults
-            options: TAM's own options, such as `scope` or `max_grad_norm`
+            options: TAM's own options, such as `scope` or `max_grad_norm`, and `alignment`: the s
+                that you measured, if it is not near 0
 
         Raises:
             ValueError: if `dampening` or `nesterov` is set, for which there is no rule

@@ -23,7 +23,7 @@ from tam.sharding.exchange import Exchange, verdicts_differ
 from tam.sharding.shard_group import ShardGroup
 from tam.step import run_step
 from tam.step.eager import Arithmetic, Bucket, GroupOptions
-from tam.step.fused.support import missing_kernel, why_not_fused
+from tam.step.fused.support import missing_kernel, warn_if_slow, why_not_fused
 from tam.step.fused.tables import FusedTables, TableInputs
 from tam.step.rule import EagerBackend, Rule, damping_of
 
@@ -174,6 +174,8 @@ class TorqueOptimizer(Base):
         if reason is not None:
             if must_fuse and reason != _IDLE:
                 raise RuntimeError(f"fused=True is not possible: {reason}")
+            if self._last_backend is None and not self._option("capturable"):  # at the first step alone
+                warn_if_slow([p for g in self.param_groups for p in g["params"] if p.grad is not None])
             return False
         self._check_step()
         has_gradients = make_state(self)

@@ -6,13 +6,14 @@ They decide from options alone. Nothing changes, and nothing is read from the de
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import get_args
 
 from torch import Tensor
 from torch.optim import Adam, AdamW, Optimizer
 
-from tam.options import REFUSED
+from tam.options import REFUSED, turn_off
 from tam.sharding.shard_group import shards_of
 from tam.switching.carry import Buffers, has_buffers
 from tam.switching.plan import Plan, T
@@ -25,6 +26,7 @@ _WHY_REFUSED = {
     "dampening": "it weighs gradients otherwise",
     "amsgrad": "its denominator is a maximum over the run",
 }
+_OR_FRESH = ', or leave the buffers behind (lr=..., buffers="fresh")'
 _ON_FOLDED_CORRECTIONS = (
     "without bias_correction, v forgets Adam's first steps slowly: in the first thousand steps of a run give "
     "bias_correction=True"
@@ -33,15 +35,11 @@ _ON_MISSING_CORRECTIONS = "bias_correction=True: there are no corrections of Ada
 
 
 class NoRuleError(ValueError):
-    """There is no rule for this, but there is a way out.
+    """There is no rule for this, but there is a way out. `option` is the option without a rule, if any."""
 
-    `option` is the option that has no rule, `setting` the assignment to the first optimizer that would turn
-    it off, where there is one.
-    """
-
-    def __init__(self, reason: str, remedy: str, option: str = "", setting: str = "") -> None:
+    def __init__(self, reason: str, remedy: str, option: str = "") -> None:
         super().__init__(f"{reason}: {remedy}")
-        self.reason, self.option, self.setting = reason, option, setting
+        self.reason, self.option = reason, option
 
 
 def explain_handover(
@@ -96,7 +94,10 @@ def explain_handover(
     defaults = _default_options(to)
     unknown = [name for name in options if name not in defaults]
     if unknown:
-        raise TypeError(f"options must be those of {to.__name__} ({', '.join(defaults)}), got {unknown[0]}=")
+        hint = f": {turn_off('optimizer.param_groups', unknown[0])}" if unknown[0] in REFUSED else ""
+        raise TypeError(
+            f"options must be those of {to.__name__} ({', '.join(defaults)}), got {unknown[0]}={hint}"
+        )
     buffer_count = sum(map(has_buffers, optimizer.state.values()))
     carries_buffers = buffers != "fresh" and buffer_count > 0
     options, notes = _complete_options(optimizer, to, options, carries_buffers)
@@ -107,8 +108,10 @@ def explain_handover(
         new = _carry_options(optimizer, group, to, defaults, options)
         change = _GroupChange(i, source, group, to, {**defaults, **options, **new}, alignment, lr)
         if has_rule(source, to) and (lr is None or buffers != "fresh"):
-            refuse_options(i, source, group, 'set optimizer.{setting}, or give lr=... and buffers="fresh"')
-            refuse_options(i, to, change.after, 'leave {name}= out, or give lr=... and buffers="fresh"')
+            refuse_options(
+                i, source, group, lambda name: turn_off("optimizer.param_groups", name) + _OR_FRESH
+            )
+            refuse_options(i, to, change.after, lambda name: f"leave {name}= out{_OR_FRESH}")
         if buffers == "rescale":  # what cannot be rescaled is known before anything changes
             settled_steps((source, group), (to, change.after), alignment)
         if lr is None or schedulers:
@@ -154,20 +157,15 @@ def choose_buffers(source: type[Optimizer], to: type[Optimizer], buffers: Buffer
     return buffers or ("keep" if family(source) == "sgd" else "rescale")
 
 
-def refuse_options(i: int, cls: type[Optimizer], group: ParamGroup, remedy: str) -> None:
-    """Raise if an option of the group leaves its buffers without a rule.
-
-    The remedy may name the option, its `harmless` value and the `setting` that turns it off in the group.
-    """
+def refuse_options(i: int, cls: type[Optimizer], group: ParamGroup, remedy: Callable[[str], str]) -> None:
+    """Raise if an option of the group leaves its buffers without a rule; `remedy` takes its name."""
     for name, harmless in REFUSED.items():
         if group.get(name, harmless) != harmless:
-            setting = f'param_groups[{i}]["{name}"] = {harmless!r}'
             raise NoRuleError(
                 f"group {i}: {cls.__name__} has {name}={group[name]!r}, for which there is no rule "
                 f"({_WHY_REFUSED[name]})",
-                remedy.format(name=name, harmless=harmless, setting=setting),
+                remedy(name),
                 name,
-                setting,
             )
 
 

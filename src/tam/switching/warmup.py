@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from tam._load_hooks import hooks_around_load
 from tam._warnings import warn_user
 from tam._wrappers import unwrap
+from tam.options import REFUSED, turn_off
 from tam.sharding.shard_group import set_shards, shards_of
 from tam.switching.carry import Buffers, carry_buffers
 from tam.switching.plan import Plan
@@ -85,10 +86,8 @@ class Warmup(Optimizer):
         self._template = second
         set_shards(first, shards_of(second))
         if choose_buffers(type(first), type(second), buffers) != "fresh":
-            remedies = "set first.{setting}", "make it with {name}={harmless!r}"
-            for optimizer, remedy in zip((first, second), remedies, strict=True):
-                for i, group in enumerate(optimizer.param_groups):
-                    refuse_options(i, type(optimizer), group, f'{remedy}, or give buffers="fresh"')
+            _refuse_options(first, lambda name: turn_off("first.param_groups", name))
+            _refuse_options(second, lambda name: f"make it with {name}={REFUSED[name]!r}")
         self._kinds = [_momentum_option(first), _momentum_option(second)]
         for group, ratio in zip(first.param_groups, self._lr_ratios(second, plan), strict=True):
             group |= {STEPS: steps, STEP: 0, RATIO: ratio}
@@ -249,8 +248,10 @@ class Warmup(Optimizer):
                 )
             except NoRuleError as error:
                 remedy = f"give `then` as a function, lambda groups: {then.__name__}(groups, lr=...)"
-                if error.setting:
-                    remedy = f'set first.{error.setting}, or {remedy}, with buffers="fresh"'
+                if error.option in REFUSED:
+                    remedy = (
+                        f'{turn_off("first.param_groups", error.option)}, or {remedy}, with buffers="fresh"'
+                    )
                 raise ValueError(f"{error.reason}: {remedy}") from None
             return plan.build(), plan
         second = self.then([_without_options(group) for group in self.first.param_groups])
@@ -352,6 +353,12 @@ class Warmup(Optimizer):
 
         with hooks_around_load(self, before, after):
             super().load_state_dict(state_dict)
+
+
+def _refuse_options(optimizer: Optimizer, remedy: Callable[[str], str]) -> None:
+    """Raise if an option of a group leaves its buffers without a rule."""
+    for i, group in enumerate(optimizer.param_groups):
+        refuse_options(i, type(optimizer), group, lambda name: f'{remedy(name)}, or give buffers="fresh"')
 
 
 def _momentum_option(optimizer: Optimizer) -> str:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -90,3 +92,53 @@ def test_a_frozen_parameter_of_another_dtype_does_not_matter() -> None:
         p.grad = torch.ones_like(p)
     optimizer.step()
     assert optimizer.backend == "c" and len(optimizer.state) == 3
+
+
+WITHOUT_THE_KERNEL = """
+import warnings
+
+import torch
+import tam
+from tam.step.fused import cpu
+from tam.step.fused.support import LONG_LIST
+
+cpu.library = lambda: "the CPU kernel was not built"
+
+
+def step(optimizer, take=None):
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            p.grad = torch.ones_like(p)
+    (take or optimizer.step)()
+
+
+def long_list(size=LONG_LIST, **options):
+    return tam.TAM([torch.nn.Parameter(torch.ones(size // 2)) for _ in range(2)], **options)
+
+
+warnings.simplefilter("error", UserWarning)
+for options in ({"foreach": True}, {"foreach": False}, {"fused": False}, {"capturable": True}):
+    step(long_list(**options))
+step(tam.TAM([torch.ones(LONG_LIST)], differentiable=True))
+step(long_list(LONG_LIST - 2))
+step(tam.TAM([torch.nn.Parameter(torch.ones(LONG_LIST, dtype=torch.float16))]))
+optimizer = long_list()
+step(optimizer, torch.compile(optimizer.step, backend="eager"))
+
+warnings.simplefilter("always")
+first, second = long_list(), long_list()
+with warnings.catch_warnings(record=True) as caught:
+    step(first)
+    step(first)
+    step(second)
+for warning in caught:
+    print(warning.filename, warning.message)
+"""
+
+
+def test_a_long_step_without_the_kernel_warns_once_per_process() -> None:
+    """And not where the user or torch.compile chose torch's operations, or the kernel would not serve."""
+    done = subprocess.run([sys.executable, "-c", WITHOUT_THE_KERNEL], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (warning,) = done.stdout.splitlines()
+    assert re.search(r"^<string> .*1,000,000 numbers .*was not built.*pip install .*fused=False", warning)
