@@ -55,7 +55,7 @@ def optimizer_for(
         TypeError: if an option is one of the hyperparameters that the arguments give
         ValueError: if `optim` of the arguments is not an AdamW: no rule converts its learning rate
 
-    Example:
+    Examples:
         >>> import tempfile, torch
         >>> from transformers import Trainer, TrainingArguments
         >>> with tempfile.TemporaryDirectory() as folder:
