@@ -13,16 +13,17 @@ import pytest
 import torch
 from torch import Tensor
 
+from tam.lab.core import runner
 from tam.lab.core.alignment import read_alignment
 from tam.lab.core.errors import DataError, LabError
 from tam.lab.core.results import load_results
 from tam.lab.core.runner import check_trial, run
 from tam.lab.core.selection import Selection, select_plans
 from tam.lab.core.store import ALIGNMENT_FILE, TrialFolder
+from tam.lab.engines.events import Event, Notice, RunLocation
 from tam.lab.experiments.pretrain import trial as pretrain
 from tam.lab.experiments.pretrain.registered import TORQUE, variants
 from tam.lab.experiments.pretrain.studies import EXPERIMENT
-from tests.lab.engines.test_engines import RunLocation
 
 CPU = torch.device("cpu")
 STEPS = 12
@@ -351,6 +352,36 @@ def test_a_text_is_evaluated_in_order(tmp_path: Path) -> None:
 def test_mistakes(mistake: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         config(**mistake)
+
+
+def test_without_the_package_schedule_free_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pretrain, "find_spec", lambda name: None)
+    events: list[Event] = []
+    selection = Selection("pretrain", "smoke", variants=("schedule-free AdamW",))
+    for _ in range(2):
+        run(selection, RunLocation(tmp_path, tmp_path), 1, events.append)
+    notices = [event.text for event in events if isinstance(event, Notice)]
+    left_out = (
+        "10 trials are left out: schedule-free AdamW needs the package schedulefree: pip install schedulefree"
+    )
+    assert notices == [left_out, left_out, "10 trials are finished, and no other trial can run"]
+    assert {record.config["optimizer"] for record in load_results(tmp_path)} == {"adamw"}
+
+
+def test_one_population_trains_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each takes about 60 GB of a GPU, and `--together` is 4 by default."""
+    locations: list[RunLocation] = []
+
+    def make_engine(name: str, location: RunLocation, *_: Any) -> Any:
+        locations.append(location)
+        raise LabError("enough")
+
+    monkeypatch.setattr(runner, "make_engine", make_engine)
+    with pytest.raises(LabError, match="enough"):
+        run(Selection("pretrain", "smoke"), RunLocation(tmp_path, tmp_path, trials_per_process=4), 2, print)
+    assert [location.trials_per_process for location in locations] == [1]
 
 
 def test_the_lab_runs_the_smoke_preset(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -106,6 +107,13 @@ def kind_of(config: Config) -> str:
 
 def is_schedule_free(config: Config) -> bool:
     return config.optimizer == SCHEDULE_FREE
+
+
+def missing(config: Config) -> str:
+    """Return why this machine cannot run a trial: a package is not there. "" if it can."""
+    if is_schedule_free(config) and find_spec("schedulefree") is None:
+        return "schedule-free AdamW needs the package schedulefree: pip install schedulefree"
+    return ""
 
 
 def most_together(config: Config) -> int:
