@@ -32,7 +32,8 @@ CHANCE = math.log(BYTES)
 EVALUATED = 2048  # sequences of a text, at most
 EVALUATION_BATCH = 64
 TOKENS_AT_ONCE = {"tiny": 1 << 22, "4.9M": 9 << 16, "25M": 7 << 15}  # so they take about 60 GB of a GPU
-COMPILED_FROM = 50_000  # steps times runs: fewer take less time than compiling them
+# Steps times runs: fewer take less time than compiling them.
+COMPILED_FROM = {"tiny": 50_000, "4.9M": 50_000, "25M": 10_000}
 SAVE_EVERY = 600.0  # seconds, at least: a checkpoint of a population has gigabytes
 
 
@@ -192,7 +193,7 @@ class Population:
         self.step: Callable[[], None] = self._step
         if self.has_alignment:  # a step that a graph can capture
             self.step = CapturedStep(self._step, device)
-            if device.type == "cuda" and self.steps * n >= COMPILED_FROM:
+            if device.type == "cuda" and self.steps * n >= COMPILED_FROM[first.size]:
                 # The functions, not the methods of this population: all of one shape share them.
                 self._losses, self._move = _compiled(GPT.losses), _compiled(RuleStack.step)
 
