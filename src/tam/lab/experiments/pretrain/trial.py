@@ -250,8 +250,10 @@ class Population:
         decays = [p.ndim > 2 for p in params]  # matrices
         self.stack: RuleStack | ScheduleFreeStack = RuleStack(params, rules, decays)
         if is_schedule_free(self.configs[0]):
-            lrs, warmup = [config.lr for config in self.configs], self.configs[0].warmup
-            self.stack = ScheduleFreeStack(params, rules, decays, lrs, warmup)
+            first, lrs = self.configs[0], [config.lr for config in self.configs]
+            second_lrs = [config.lr * (config.second_lr or 1.0) for config in self.configs]
+            later = first.steps - first.second_steps, second_lrs
+            self.stack = ScheduleFreeStack(params, rules, decays, lrs, first.warmup, later)
         self._set_sources(sources)
 
     def _set_sources(self, sources: Sequence[Tensor | None]) -> None:
