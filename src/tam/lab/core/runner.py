@@ -70,14 +70,14 @@ def run(
         while jobs := _jobs(experiment, plans):
             free = jobs if torchrun.started() else [job for job in jobs if not job.is_busy(location.root)]
             if free and free == last_jobs:
-                message = f"{len(free)} trials left no result in {location.root}"
+                message = f"{_count(free)} trials left no result in {location.root}"
                 raise LabError(f"{message}: did they run in another folder?")
             if free:
-                on_event(replace(count_trials(plans), trials=sum(job.size for job in free)))
+                on_event(replace(count_trials(plans), trials=_count(free)))
                 running_engine.run(free)
             else:
                 if not is_waiting:
-                    on_event(Notice(f"another run works on the {len(jobs)} trials that are left: waiting"))
+                    on_event(Notice(f"another run works on the {_count(jobs)} trials that are left: waiting"))
                 time.sleep(POLL_SECONDS)
             is_waiting, last_jobs = not free, free
             results.refresh()
@@ -161,6 +161,11 @@ def check_device(name: str, gpus: int) -> None:
         raise LabError(f"--device {name}: must be auto, cpu, cuda or cuda:N")
     if device.type == "cuda" and (device.index or 0) >= gpus:
         raise LabError(f"--device {name}: no such GPU, this machine has {gpus or 'none'}")
+
+
+def _count(jobs: Sequence[Job]) -> int:
+    """Return the number of trials."""
+    return sum(job.size for job in jobs)
 
 
 def _count_left_out(experiment: Experiment, plans: Sequence[Plan]) -> Counter[str]:
