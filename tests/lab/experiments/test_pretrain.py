@@ -11,7 +11,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.optim import AdamW
 
+import tam
 from tam.lab.core import runner
 from tam.lab.core.alignment import read_alignment
 from tam.lab.core.errors import LabError
@@ -108,6 +110,34 @@ def test_a_member_that_diverges_is_alone_in_it(tmp_path: Path) -> None:
     result = wild.read_result()
     assert result is not None and result["diverged"] and result["failed"] and math.isnan(result["validation"])
     assert not (wild.path / ALIGNMENT_FILE).exists()
+
+
+@pytest.mark.parametrize("key", ["V1", "V1n", "V6", "V3", "V4", "V4n"])
+def test_a_member_is_a_loop_with_an_optimizer_of_torch_or_the_library(key: str, tmp_path: Path) -> None:
+    """With its own seed, schedule and clipping, and weight decay on matrices alone."""
+    one = variant(key, seed=1)
+    population = make_population(tmp_path, variant("V9"), one, variant("V10", seed=2))
+    network, text = population.network, pretrain.read_bytes("generated", tmp_path, 16)["train"].long()
+    params = [torch.nn.Parameter(p) for p in network.init(1)]
+    groups = [
+        {"params": [p for p in params if p.ndim > 1]},
+        {"params": [p for p in params if p.ndim == 1], "weight_decay": 0.0},
+    ]
+    options: dict[str, Any] = {"lr": 1.0, **one.options}
+    optimizer = tam.AdaTAMW(groups, **options) if "bias_correction" in options else AdamW(groups, **options)
+    for step, lr in enumerate(one.schedule().tolist()):
+        starts = population.starts[1, step]
+        x, y = (torch.stack([text[i + a : i + a + 16] for i in starts])[None] for a in (0, 1))
+        optimizer.zero_grad()
+        network.losses([p[None] for p in params], x, y, torch.float32).sum().backward()
+        if not key.endswith("n"):
+            torch.nn.utils.clip_grad_norm_(params, 1.0)
+        for group in optimizer.param_groups:
+            group["lr"] = lr
+        optimizer.step()
+        population.step()
+    for own, p in zip(population.stack.params, params, strict=True):
+        torch.testing.assert_close(own[1], p, atol=2e-4, rtol=1e-3)
 
 
 def test_runs_of_a_seed_share_start_and_batches(tmp_path: Path) -> None:
