@@ -17,6 +17,7 @@ from tam.lab.core.results import Results, TrialRecord
 from tam.lab.core.study import Variant
 from tam.lab.experiments.pretrain.hypotheses import judge_hypotheses
 from tam.lab.experiments.sgd_ladder.hypotheses import COMPARED, NAMES, Network
+from tam.lab.experiments.sgd_ladder.studies import LOWEST_LR_MLP, LOWEST_LR_RESNET
 from tam.lab.report.hypotheses import Draws, Hypothesis
 
 CAP = math.log(10)
@@ -45,13 +46,17 @@ def judge(*plans: Plan) -> dict[str, Hypothesis]:
 BEST = {"S1n": 2.5, "S2n": 1.7, "S3n": 2.5, "S4": 1.0, "S5": 4.3, "S5c": 3.4}  # the rung of the lowest loss
 
 
+def rung_of(trial: TrialConfig) -> float:
+    """Return the place of a trial's lr among those of its network."""
+    lowest = LOWEST_LR_MLP if getattr(trial, "model", "") == "mlp" else LOWEST_LR_RESNET
+    return 2 * math.log2(trial.lr / lowest / (1 if trial.optimizer == "sgdm" else 2))
+
+
 def made_up(variant: Variant, trial: TrialConfig) -> dict[str, float]:
     """Return noisy losses in the shape of a bowl. With gain 5 some runs freeze."""
-    generator = random.Random(f"{variant.name} {trial.lr} {trial.seed}")
+    generator = random.Random(f"{variant.name} {rung_of(trial):.1f} {trial.seed}")
     number = next((key for key, name in NAMES.items() if name == variant.name), "")
-    lowest = 0.00035 if "mlp" in getattr(trial, "model", "") else 0.001
-    rung = 2 * math.log2(trial.lr / lowest / (1 if trial.optimizer == "sgdm" else 2))
-    loss = 1.5 + 0.02 * (rung - BEST.get(number, 2)) ** 2 + generator.gauss(0, 0.015)
+    loss = 1.5 + 0.02 * (rung_of(trial) - BEST.get(number, 2)) ** 2 + generator.gauss(0, 0.015)
     frozen = 60.0 if number == "S4" and generator.random() < 0.3 else 10.0
     return {"validation_loss": loss, "failed": loss > CAP, "frozen_steps": frozen}
 
@@ -121,7 +126,7 @@ def test_h5_and_the_sgd_side_of_h7_are_loops_over_draws() -> None:
 
 def test_a_control_whose_source_diverged_delays_no_verdict() -> None:
     def fill(variant: Variant, trial: TrialConfig) -> dict[str, float]:
-        lost = variant.name == NAMES["S5"] and trial.lr > 0.01 and trial.seed < 2
+        lost = variant.name == NAMES["S5"] and rung_of(trial) > 6 and trial.seed < 2
         return made_up(variant, trial) | ({"validation_loss": math.nan, "failed": True} if lost else {})
 
     plans = [make_filled_plan("sgd_ladder", name, fill) for name in ("resnet", "mlp")]
@@ -133,16 +138,16 @@ def test_a_control_whose_source_diverged_delays_no_verdict() -> None:
 
 def test_a_draw_without_a_run_that_trained_has_its_knee_at_the_lowest_rung() -> None:
     def fill(variant: Variant, trial: TrialConfig) -> dict[str, float]:
-        trains = variant.name != NAMES["S2n"] or (trial.lr == 0.0007 and trial.seed == 0)
+        trains = variant.name != NAMES["S2n"] or (rung_of(trial) < 0.5 and trial.seed == 0)
         failed = {"validation_loss": math.nan, "failed": True, "frozen_steps": 0}
         return made_up(variant, trial) if trains else failed
 
     plan = make_filled_plan("sgd_ladder", "mlp", fill)
     assert isinstance(plan, LadderPlan)
     knees = Network(plan, Draws()).knees["S2n"]
-    assert knees[0] == pytest.approx(knee_of(figures_of(plan, "S2n"))) and knees[0] > 0.00035
+    assert knees[0] == pytest.approx(knee_of(figures_of(plan, "S2n"))) and knees[0] > LOWEST_LR_MLP
     # A draw leaves seed 0 out with probability (3/4)^4.
-    assert (knees[1:] == 0.00035).mean() == pytest.approx(0.75**4, abs=0.02)
+    assert (knees[1:] == LOWEST_LR_MLP).mean() == pytest.approx(0.75**4, abs=0.02)
 
 
 # ---------------------------------------------------------------------- the others
