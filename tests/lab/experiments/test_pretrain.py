@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -12,17 +11,19 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.optim import AdamW
 
+import tam
+from tam.lab.core import runner
 from tam.lab.core.alignment import read_alignment
-from tam.lab.core.errors import DataError, LabError
+from tam.lab.core.errors import LabError
 from tam.lab.core.results import load_results
-from tam.lab.core.runner import check_trial, run
+from tam.lab.core.runner import run
 from tam.lab.core.selection import Selection, select_plans
 from tam.lab.core.store import ALIGNMENT_FILE, TrialFolder
+from tam.lab.engines.events import Event, Notice, RunLocation
 from tam.lab.experiments.pretrain import trial as pretrain
 from tam.lab.experiments.pretrain.registered import TORQUE, variants
-from tam.lab.experiments.pretrain.studies import EXPERIMENT
-from tests.lab.engines.test_engines import RunLocation
 
 CPU = torch.device("cpu")
 STEPS = 12
@@ -109,6 +110,34 @@ def test_a_member_that_diverges_is_alone_in_it(tmp_path: Path) -> None:
     result = wild.read_result()
     assert result is not None and result["diverged"] and result["failed"] and math.isnan(result["validation"])
     assert not (wild.path / ALIGNMENT_FILE).exists()
+
+
+@pytest.mark.parametrize("key", ["V1", "V1n", "V6", "V3", "V4", "V4n"])
+def test_a_member_is_a_loop_with_an_optimizer_of_torch_or_the_library(key: str, tmp_path: Path) -> None:
+    """With its own seed, schedule and clipping, and weight decay on matrices alone."""
+    one = variant(key, seed=1)
+    population = make_population(tmp_path, variant("V9"), one, variant("V10", seed=2))
+    network, text = population.network, pretrain.read_bytes("generated", tmp_path, 16)["train"].long()
+    params = [torch.nn.Parameter(p) for p in network.init(1)]
+    groups = [
+        {"params": [p for p in params if p.ndim > 1]},
+        {"params": [p for p in params if p.ndim == 1], "weight_decay": 0.0},
+    ]
+    options: dict[str, Any] = {"lr": 1.0, **one.options}
+    optimizer = tam.AdaTAMW(groups, **options) if "bias_correction" in options else AdamW(groups, **options)
+    for step, lr in enumerate(one.schedule().tolist()):
+        starts = population.starts[1, step]
+        x, y = (torch.stack([text[i + a : i + a + 16] for i in starts])[None] for a in (0, 1))
+        optimizer.zero_grad()
+        network.losses([p[None] for p in params], x, y, torch.float32).sum().backward()
+        if not key.endswith("n"):
+            torch.nn.utils.clip_grad_norm_(params, 1.0)
+        for group in optimizer.param_groups:
+            group["lr"] = lr
+        optimizer.step()
+        population.step()
+    for own, p in zip(population.stack.params, params, strict=True):
+        torch.testing.assert_close(own[1], p, atol=2e-4, rtol=1e-3)
 
 
 def test_runs_of_a_seed_share_start_and_batches(tmp_path: Path) -> None:
@@ -211,82 +240,6 @@ def test_controls_whose_source_does_not_fit(tmp_path: Path) -> None:
         assert not TrialFolder(tmp_path, control).metrics()
 
 
-# ---------------------------------------------------------------------- data
-
-
-def write_text(root: Path, **parts: str) -> Path:
-    (root / "wikitext-2").mkdir(parents=True, exist_ok=True)
-    for part in ("train", "valid", "test"):
-        (root / "wikitext-2" / f"wiki.{part}.tokens").write_text(parts.get(part, "a b c\n" * 100))
-    return root
-
-
-def test_a_text_is_read_as_bytes(tmp_path: Path) -> None:
-    parts = pretrain.read_bytes("wikitext-2", write_text(tmp_path, train=" é \n\n = x =\n" * 5), 16)
-    assert bytes(parts["train"].tolist()).decode() == (" é \n\n = x =\n" * 5).removesuffix("\n")
-    assert parts.keys() == {"train", "valid", "test"}
-    check_trial(EXPERIMENT, config(data="wikitext-2"), tmp_path)
-
-
-@pytest.mark.parametrize(
-    "parts, message",
-    [
-        (None, "wikitext-2 is incomplete: 3 of 3 files missing in"),
-        ({"valid": ""}, "wiki.valid.tokens is empty"),
-        ({"train": " \n \n"}, "wiki.train.tokens is empty"),
-        ({"train": "a" * 33}, r"the text wikitext-2 \(train\) has 33 bytes: too short for a context of 16"),
-        ({"test": "a"}, r"the text wikitext-2 \(test\) has 1 bytes"),
-    ],
-)
-def test_a_text_that_cannot_be_used(parts: dict[str, str] | None, message: str, tmp_path: Path) -> None:
-    """A run says so before any trial starts."""
-    assert parts is None or write_text(tmp_path, **parts)
-    one = config(data="wikitext-2")
-    with pytest.raises(LabError, match=message):
-        check_trial(EXPERIMENT, one, tmp_path)
-    with pytest.raises(LabError, match=message):
-        train(tmp_path, [one], 1)
-    assert not TrialFolder(tmp_path, one).metrics()
-    with pytest.raises(DataError, match="no text 'novel'"):
-        check_trial(EXPERIMENT, config(data="novel"), tmp_path)
-
-
-def test_pair_entropy_is_a_count_by_hand() -> None:
-    generator = torch.Generator().manual_seed(0)
-    train, valid = (torch.randint(97, 101, (n,), generator=generator, dtype=torch.uint8) for n in (300, 80))
-    text, other = train.tolist(), [*valid.tolist(), 7, 200]  # the last pairs were never seen
-    pairs, firsts = Counter(itertools.pairwise(text)), Counter(text[:-1])
-    losses = [-math.log((pairs[a, b] + 1) / (firsts[a] + 256)) for a, b in itertools.pairwise(other)]
-    found = pretrain.pair_entropy(train, torch.tensor(other, dtype=torch.uint8))
-    assert found == pytest.approx(sum(losses) / len(losses), rel=1e-12)
-
-
-def contents(root: Path, one: pretrain.Config) -> list[Tensor]:
-    """Return the bytes of every step: what goes in, and what is to be predicted."""
-    population, seen = make_population(root, one), []
-    losses = population._losses
-
-    def record(network: Any, params: Any, x: Tensor, y: Tensor, dtype: torch.dtype) -> Tensor:
-        seen.append(torch.cat([x, y[..., -1:]], -1))
-        assert torch.equal(x[..., 1:], y[..., :-1])
-        return losses(network, params, x, y, dtype)
-
-    population._losses = record
-    for _ in range(one.steps):
-        population.step()
-    return seen
-
-
-def test_outliers_change_only_the_steps_that_are_drawn(tmp_path: Path) -> None:
-    one = config(outliers=0.3)
-    drawn = make_population(tmp_path, one).is_outlier[0].tolist()
-    assert 0 < sum(drawn) < STEPS
-    whole, plain = contents(tmp_path, one), contents(tmp_path, config())
-    for is_outlier, ours, theirs in zip(drawn, whole, plain, strict=True):
-        assert torch.equal(ours, theirs) != is_outlier
-        assert ours.min() >= 0 and ours.max() < 256
-
-
 # ---------------------------------------------------------------------- settings and results
 
 
@@ -351,6 +304,36 @@ def test_a_text_is_evaluated_in_order(tmp_path: Path) -> None:
 def test_mistakes(mistake: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         config(**mistake)
+
+
+def test_without_the_package_schedule_free_is_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pretrain, "find_spec", lambda name: None)
+    events: list[Event] = []
+    selection = Selection("pretrain", "smoke", variants=("schedule-free AdamW",))
+    for _ in range(2):
+        run(selection, RunLocation(tmp_path, tmp_path), 1, events.append)
+    notices = [event.text for event in events if isinstance(event, Notice)]
+    left_out = (
+        "10 trials are left out: schedule-free AdamW needs the package schedulefree: pip install schedulefree"
+    )
+    assert notices == [left_out, left_out, "10 trials are finished, and no other trial can run"]
+    assert {record.config["optimizer"] for record in load_results(tmp_path)} == {"adamw"}
+
+
+def test_one_population_trains_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each takes about 60 GB of a GPU, and `--together` is 4 by default."""
+    locations: list[RunLocation] = []
+
+    def make_engine(name: str, location: RunLocation, *_: Any) -> Any:
+        locations.append(location)
+        raise LabError("enough")
+
+    monkeypatch.setattr(runner, "make_engine", make_engine)
+    with pytest.raises(LabError, match="enough"):
+        run(Selection("pretrain", "smoke"), RunLocation(tmp_path, tmp_path, trials_per_process=4), 2, print)
+    assert [location.trials_per_process for location in locations] == [1]
 
 
 def test_the_lab_runs_the_smoke_preset(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.nn.utils import clip_grad_norm_
 
+from tam.lab.core.errors import LabError
 from tam.lab.core.ladder_plan import LadderPlan
 from tam.lab.core.registry import get_experiment
 from tam.lab.core.results import Results
@@ -204,6 +205,13 @@ def test_the_control_has_the_mean_momentum_of_its_source(tmp_path: Path) -> None
     torch.testing.assert_close(
         trained_params(tmp_path, **control), plain_loop(1.0, make_step), atol=1e-4, rtol=1e-3
     )
+
+
+def test_a_source_of_another_length_is_named(tmp_path: Path) -> None:
+    source = run(tmp_path, epochs=2, **SOFT)
+    longer = {**SOFT, "damping": "mean", "damping_of": source.key}
+    with pytest.raises(LabError, match=f"the trial {source.key} whose damping .* has 10 steps, not 15"):
+        run(tmp_path, **longer)
 
 
 def test_without_soft_restarts_no_momentum_is_held(tmp_path: Path) -> None:

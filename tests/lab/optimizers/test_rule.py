@@ -249,6 +249,24 @@ def test_the_order_and_the_company_do_not_matter() -> None:
             assert all(torch.equal(a, b) for a, b in zip(expected, others, strict=True))
 
 
+def test_a_compiled_step_is_the_eager_one() -> None:
+    """As one graph, which other stacks of the same shape share."""
+    step = torch.compile(RuleStack.step, dynamic=False, fullgraph=True, backend="aot_eager")
+    expected, lrs = take_steps(make_stack(EVERY), LRS), torch.tensor(LRS)
+    for rules in (EVERY, EVERY[::-1]):
+        stack = make_stack(rules)
+        lr_factor = stack.lr_factor
+        for number in range(STEPS):
+            each = [grads_at([p[run] for p in stack.params], number) for run in range(len(rules))]
+            grads = [torch.stack(column) for column in zip(*each, strict=True)]
+            step(stack, grads, lrs if rules is EVERY else lrs.flip(0))
+        assert stack.lr_factor is lr_factor  # a CUDA graph reads it
+        order = slice(None) if rules is EVERY else slice(None, None, -1)
+        for run, other in enumerate(range(len(rules))[order]):
+            for a, b in zip(stack.tensors(run), expected.tensors(other), strict=True):
+                torch.testing.assert_close(a, b)
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf, 1e30])
 def test_a_run_that_breaks_is_alone_in_it(value: float) -> None:
     whole, broken = make_stack(EVERY), make_stack(EVERY)

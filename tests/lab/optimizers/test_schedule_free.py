@@ -13,9 +13,12 @@ OPTIONS = {"betas": (0.9, 0.95), "weight_decay": 0.1}
 LRS = (0.01, 0.03)
 
 
+LATER = (20, (0.001, 0.03))
+
+
 def make_stack(params: list[Tensor]) -> ScheduleFreeStack:
     rules = [rule_of("schedule-free-adamw", {**OPTIONS, "max_grad_norm": norm}) for norm in (None, 1.0)]
-    return ScheduleFreeStack(params, rules, [True, False], LRS, warmup=5)
+    return ScheduleFreeStack(params, rules, [True, False], LRS, 5, LATER)
 
 
 def test_runs_are_those_of_the_package() -> None:
@@ -30,7 +33,7 @@ def test_runs_are_those_of_the_package() -> None:
         optimizer = schedulefree.AdamWScheduleFree(groups, lr=lr, betas=(0.9, 0.95), warmup_steps=5)
         optimizer.train()
         alone.append((params, optimizer))
-    for _ in range(30):
+    for step in range(30):
         noise = [torch.randn_like(p) for p in start]
         grads = [2 * p + n for p, n in zip(stacked, noise, strict=True)]
         for run, (params, optimizer) in enumerate(alone):
@@ -38,6 +41,8 @@ def test_runs_are_those_of_the_package() -> None:
                 p.grad = 2 * p.detach() + n
             if run == 1:
                 torch.nn.utils.clip_grad_norm_(params, 1.0)
+            for group in optimizer.param_groups:
+                group["lr"] = LRS[run] if step < LATER[0] else LATER[1][run]
             optimizer.step()
         stack.step(grads, torch.zeros(2))
     for is_evaluating in (False, True):

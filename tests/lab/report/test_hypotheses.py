@@ -24,6 +24,12 @@ def test_the_first_row_is_measured_and_the_others_scatter_around_it() -> None:
     assert (Draws(100).means(values) == Draws(100).means(values)).all()
 
 
+def test_the_figures_of_a_seed_are_drawn_together() -> None:
+    means = Draws(500).means([[(1.0, -1.0), (2.0, -2.0), (6.0, -6.0)], [(5.0, -5.0)] * 3])
+    assert means.shape == (501, 2, 2) and (means[..., 0] == -means[..., 1]).all()
+    assert (means[..., 0] == Draws(500).means([[1.0, 2.0, 6.0], [5.0] * 3])).all()
+
+
 def test_knees_are_those_of_a_ladder() -> None:
     generator = np.random.default_rng(0)
     lrs = 0.001 * 2.0 ** (np.arange(9) / 2)
@@ -52,6 +58,15 @@ def test_verdicts() -> None:
         "A": "holds", "B": "undecided", "C": "undecided", "D": "does not hold", "E": "not tested",
         "F": "holds",
     }  # fmt: skip
+
+
+def test_a_share_at_a_limit_is_within_it() -> None:
+    is_true = np.arange(10_001) <= 250  # of 10,000 draws 250 are true: 2.5 %
+    assert judge([decide(make("A", None), is_true)])[0].verdict == "does not hold"
+    assert judge([decide(make("A", None), ~is_true)])[0].verdict == "holds"
+    one_more = np.arange(10_001) <= 251
+    assert judge([decide(make("A", None), one_more)])[0].verdict == "undecided"
+    assert judge([decide(make("A", None), ~one_more)])[0].verdict == "undecided"
 
 
 def test_p_is_the_share_of_draws_in_which_it_is_false() -> None:

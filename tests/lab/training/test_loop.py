@@ -52,8 +52,8 @@ def test_a_control_uses_the_alignment_of_its_source() -> None:
     optimizer = tam.TAM(make_params(), lr=0.1, smoothing=1.0)
     shown = take_steps(StepRecorder(3, CPU, source), optimizer, 3)
     assert shown == source.tolist()
-    with pytest.raises(LabError, match="has 3 steps, not 4"):
-        StepRecorder(4, CPU, source)
+    with pytest.raises(LabError, match="the trial 0123 whose damping this control uses has 3 steps, not 4"):
+        StepRecorder(4, CPU, source, source_name="0123")
 
 
 def test_a_checkpoint_holds_the_steps_so_far() -> None:

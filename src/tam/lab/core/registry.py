@@ -65,6 +65,8 @@ class Experiment:
     options: tuple[RunOption, ...] = ()
     data_fields: tuple[str, ...] = ()  # of the config: they name the data sets that a trial needs
     check: Callable[[Any, Path], None] = lambda config, data_folder: None  # raises if more is missing
+    # Why this machine cannot run a trial, whose package is missing. The others are run. "": it can.
+    missing: Callable[[Any], str] = lambda config: ""
     claims: tuple[int, ...] = ()  # of the paper, by number (registered.md)
     # What decides a claim without runs, by name: returns whether it holds, a figure and a reason.
     computed: Mapping[str, Callable[[], tuple[bool, str, str]]] = field(default_factory=dict)
@@ -73,7 +75,7 @@ class Experiment:
     extras: ReportExtras = field(default_factory=ReportExtras)
     runs_on_ranks: bool = False  # a trial can use all ranks of a torchrun job
     runs_alone: bool = False  # trials measure time, so only one runs at a time
-    one_per_process: bool = False  # `run` does not yield between steps, so a process has one trial at a time
+    one_per_process: bool = False  # a trial does not yield between steps, or fills a GPU's memory
     needs_gpu: bool = True  # for all presets but smoke
     population: Population | None = None  # instead of `run`
     override: Callable[[Study, Mapping[str, Any]], Study] = lambda study, overrides: replace(

@@ -6,6 +6,7 @@ import importlib.util
 import os
 import sys
 import time
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -56,6 +57,8 @@ def run(
     if experiment.runs_alone or experiment.one_per_process:
         location = replace(location, trials_per_process=1)
         workers = 1 if experiment.runs_alone else workers
+    for why, count in _count_left_out(experiment, plans).items():
+        on_event(Notice(f"{count} trials are left out: {why}"))
     if location.device == "cpu" and experiment.needs_gpu and selection.preset != "smoke":
         on_event(Notice(f"the preset {selection.preset} is meant for a GPU: on a CPU it takes very long"))
     with make_engine(engine, location, workers, on_event, address) as running_engine:
@@ -67,14 +70,14 @@ def run(
         while jobs := _jobs(experiment, plans):
             free = jobs if torchrun.started() else [job for job in jobs if not job.is_busy(location.root)]
             if free and free == last_jobs:
-                message = f"{len(free)} trials left no result in {location.root}"
+                message = f"{_count(free)} trials left no result in {location.root}"
                 raise LabError(f"{message}: did they run in another folder?")
             if free:
-                on_event(replace(count_trials(plans), trials=sum(job.size for job in free)))
+                on_event(replace(count_trials(plans), trials=_count(free)))
                 running_engine.run(free)
             else:
                 if not is_waiting:
-                    on_event(Notice(f"another run works on the {len(jobs)} trials that are left: waiting"))
+                    on_event(Notice(f"another run works on the {_count(jobs)} trials that are left: waiting"))
                 time.sleep(POLL_SECONDS)
             is_waiting, last_jobs = not free, free
             results.refresh()
@@ -160,11 +163,24 @@ def check_device(name: str, gpus: int) -> None:
         raise LabError(f"--device {name}: no such GPU, this machine has {gpus or 'none'}")
 
 
+def _count(jobs: Sequence[Job]) -> int:
+    """Return the number of trials."""
+    return sum(job.size for job in jobs)
+
+
+def _count_left_out(experiment: Experiment, plans: Sequence[Plan]) -> Counter[str]:
+    """Return how many trials this machine cannot run, by reason."""
+    trials = {trial.key: trial for plan in plans for _, trial in plan.to_run()}
+    return Counter(why for trial in trials.values() if (why := experiment.missing(trial)))
+
+
 def _jobs(experiment: Experiment, plans: Sequence[Plan]) -> list[Job]:
-    """Return the trials that can run now. Several studies may have the same one."""
+    """Return the trials that can run now and here. Several studies may have the same one."""
     jobs: dict[str, Job] = {}
     for plan in plans:
         for variant, trial in plan.to_run():
+            if experiment.missing(trial):
+                continue
             label = f"{plan.study.name}, {variant.name}, lr {trial.lr:.3g}, seed {trial.seed}"
             jobs.setdefault(trial.key, Job(experiment.name, trial, label))
     if experiment.population is None:

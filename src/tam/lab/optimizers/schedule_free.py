@@ -21,17 +21,26 @@ class ScheduleFreeStack:
 
     The package computes with numbers of the host, so no CUDA graph can capture its steps. It needs no
     schedule: lr is constant after the warm-up. Otherwise this is like `RuleStack`; s stays 0.
+
+    Args:
+        params: Stacked parameters, [runs, ...] each.
+        rules: One per run.
+        decays: Which parameters weight decay applies to.
+        lrs: One per run.
+        warmup: Steps of the package's warm-up.
+        later: From which step on other lrs replace them, and those. None: never.
     """
 
     def __init__(
         self, params: Sequence[Tensor], rules: Sequence[Rule], decays: Sequence[bool], lrs: Sequence[float],
-        warmup: int,
+        warmup: int, later: tuple[int, Sequence[float]] | None = None,
     ) -> None:  # fmt: skip
         try:
             from schedulefree import AdamWScheduleFree
         except ImportError as error:
             raise LabError("this variant needs a package: pip install schedulefree") from error
         self.params, self.rules = list(params), list(rules)
+        self._lrs, self._later = list(lrs), later
         device = self.params[0].device
         self.s = torch.zeros(len(rules), len(self.params), device=device)
         self.grad_norm = torch.zeros(len(rules), device=device)
@@ -64,11 +73,17 @@ class ScheduleFreeStack:
         for run, (optimizer, views) in enumerate(zip(self._optimizers, self._views, strict=True)):
             for p, g in zip(views, grads, strict=True):
                 p.grad = g[run] * clip[run]
+            counters = dict(zip(COUNTERS, self._counters[run].tolist(), strict=True))
             for group in optimizer.param_groups:
-                group |= dict(zip(COUNTERS, self._counters[run].tolist(), strict=True))
+                group |= {**counters, "lr": self._lr(run, counters["k"])}
             optimizer.step()
             own = optimizer.param_groups[0]
             self._counters[run] = torch.tensor([float(own[name]) for name in COUNTERS])
+
+    def _lr(self, run: int, step: float) -> float:
+        if self._later is not None and step >= self._later[0]:
+            return self._later[1][run]
+        return self._lrs[run]
 
     @contextmanager
     def evaluating(self) -> Iterator[None]:

@@ -51,12 +51,15 @@ class Draws:
         self.count = count
         self._generator = np.random.default_rng(0)
 
-    def means(self, values: Sequence[Sequence[float]]) -> Array:
-        """Return the means of several groups of seeds: the measured ones first, then one row per draw."""
+    def means(self, values: Sequence[Sequence[float] | Sequence[Sequence[float]]]) -> Array:
+        """Return the means of several groups of seeds: the measured ones first, then one row per draw.
+
+        A seed can have several figures. They are drawn together, and are the last dimension of the means.
+        """
         columns = []
         for group in (np.asarray(one, dtype=float) for one in values):
             places = self._generator.integers(0, len(group), (self.count, len(group)))
-            columns.append(np.concatenate([[group.mean()], group[places].mean(1)]))
+            columns.append(np.concatenate([group.mean(0)[None], group[places].mean(1)]))
         return np.stack(columns, 1)
 
 
@@ -97,7 +100,7 @@ def judge(hypotheses: Sequence[Hypothesis]) -> list[Hypothesis]:
     holding = set()
     for rank, one in enumerate(open_ones):
         assert one.p is not None
-        if one.p > LEVEL / (len(open_ones) - rank):
+        if not _is_at_most(one.p, LEVEL / (len(open_ones) - rank)):
             break
         holding.add(one.number)
     return [_with_verdict(one, one.number in holding) for one in hypotheses]
@@ -109,5 +112,10 @@ def _with_verdict(one: Hypothesis, holds: bool) -> Hypothesis:
     if one.p is None:
         return replace(one, verdict=NOT_TESTED, why=one.why or "Not run yet")
     share = f"True in {100 * (1 - one.p):.1f} % of the draws"
-    verdict = HOLDS if holds else FAILS if 1 - one.p <= LEVEL else UNDECIDED
+    verdict = HOLDS if holds else FAILS if _is_at_most(1 - one.p, LEVEL) else UNDECIDED
     return replace(one, verdict=verdict, why=one.why or share)
+
+
+def _is_at_most(share: float, limit: float) -> bool:
+    """Compare shares of draws. 1 - 0.975 is above 0.025 by rounding."""
+    return share <= limit + 1e-9

@@ -34,16 +34,17 @@ class StepRecorder:
     """Takes the steps of an optimizer. Records s and further measurements of every step of a run.
 
     It never waits for the device, so a CUDA graph can capture its steps. `source` holds a control's s for
-    every step, and every segment if there are several. `aligned_steps` is the number of steps before a
-    warm-up replaces its first optimizer.
+    every step, and every segment if there are several; `source_name` is the trial that it comes from.
+    `aligned_steps` is the number of steps before a warm-up replaces its first optimizer.
     """
 
     def __init__(
         self, steps: int, device: torch.device, source: Tensor | None = None, *,
-        aligned_steps: int | None = None, measurements: int = 0, dtype: torch.dtype = torch.float32,
+        source_name: str | None = None, aligned_steps: int | None = None, measurements: int = 0,
+        dtype: torch.dtype = torch.float32,
     ) -> None:  # fmt: skip
         self.aligned_steps = steps if aligned_steps is None else aligned_steps
-        check_source_length(source, self.aligned_steps)
+        check_source_length(source, self.aligned_steps, source_name)
         self.source = None if source is None else source.reshape(len(source), -1).to(device)
         # One row per step: the measurements, then the mean s over the segments. NaN where there is none.
         self.values = torch.full((steps, measurements + 1), math.nan, dtype=dtype, device=device)

@@ -100,7 +100,7 @@ class Learner(NetworkLearner):
             self.experience_steps * config.epochs,
             load_source_alignment(config, folder, self.optimizer),
         )
-        self.recorder = StepRecorder(steps, device, source, measurements=1)
+        self.recorder = StepRecorder(steps, device, source, source_name=config.damping_of, measurements=1)
         self.step = CapturedStep(self._step, device)
         self.evaluated = self.stream.test if config.test else self.stream.validation
 

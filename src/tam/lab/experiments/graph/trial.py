@@ -200,8 +200,9 @@ class Training(NetworkLearner):
             self.optimizer = tam.Warmup(self.optimizer, make_adam, config.switch)
         source = load_source_alignment(config, folder, self.optimizer)
         self.recorder = StepRecorder(
-            config.epochs, device, source, aligned_steps=config.switch, measurements=2, dtype=torch.float64
-        )
+            config.epochs, device, source, source_name=config.damping_of, aligned_steps=config.switch,
+            measurements=2, dtype=torch.float64,
+        )  # fmt: skip
         self.nodes: dict[str, Tensor] | None = None  # the encoder's output, with its autograd graph
         self.best_rmse, self.best_weights = math.inf, self.network.state_dict()
 

@@ -80,7 +80,7 @@ class Training(NetworkLearner):
         self.parallel = DistributedDataParallel(self.model) if self.ranks.count > 1 else self.model
         self.optimizer = make_optimizer(config, self.model.parameters(), config.lr)
         steps, source = self.steps * config.epochs, load_source_alignment(config, folder, self.optimizer)
-        self.recorder = StepRecorder(steps, device, source)
+        self.recorder = StepRecorder(steps, device, source, source_name=config.damping_of)
 
     def epoch(self, epoch: int) -> Generator[None, None, dict[str, Any]]:
         lr = self.config.learning_rate(epoch)

@@ -119,7 +119,9 @@ class Training(NetworkLearner):
         steps, source = self.steps * config.epochs, load_source_alignment(config, folder, self.optimizer)
         hold_momentum_factor(config, folder, self.optimizer)
         aligned_steps = steps if config.sgdm_from is None else self.steps * config.sgdm_from
-        self.recorder = StepRecorder(steps, device, source, aligned_steps=aligned_steps, measurements=2)
+        self.recorder = StepRecorder(
+            steps, device, source, source_name=config.damping_of, aligned_steps=aligned_steps, measurements=2
+        )
         self.loss = self._loss
         if device.type == "cuda" and self.is_compiled:
             self.loss = torch.compile(self._loss, dynamic=False)

@@ -102,7 +102,9 @@ class Training:
         self.optimizer = make_optimizer(config, self.model.parameters(), config.lr, **fused)
         self.settings = effective_settings(config, self.optimizer)
         source_alignment = load_source_alignment(config, folder, self.optimizer)
-        self.recorder = StepRecorder(self.steps, device, source_alignment, measurements=1)  # the loss
+        self.recorder = StepRecorder(  # it measures the loss
+            self.steps, device, source_alignment, source_name=config.damping_of, measurements=1
+        )
         self.step_loss = torch.zeros((), device=device)
         self.best_perplexity, self.best_epoch, self.best_digest = math.inf, 0, ""
         self.start = self.last_save = time.monotonic()

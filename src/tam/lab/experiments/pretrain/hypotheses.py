@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -10,15 +11,17 @@ from typing import Any
 
 import numpy as np
 
+from tam.lab.core.ladder import cap_loss
 from tam.lab.core.ladder_plan import LadderPlan
 from tam.lab.core.plan import Plan
 from tam.lab.core.toml import read_toml
 from tam.lab.experiments.pretrain.registered import FIRST_STAGE, variants
-from tam.lab.experiments.sgd_ladder.hypotheses import FROZEN_SHARE, Network, both
+from tam.lab.experiments.sgd_ladder.hypotheses import Network, both
 from tam.lab.report.hypotheses import Array, Draws, Hypothesis, decide, judge, knees
 from tam.lab.report.verdicts import FAILS, HOLDS, UNDECIDED
 
 Plans = Mapping[tuple[str, str, str], Plan]  # by experiment, preset and study
+EXPERIMENTS = ("pretrain", "sgd_ladder")  # whose runs decide
 STATEMENTS = {
     number: Hypothesis(number=number, **texts)
     for number, texts in read_toml(Path(__file__).with_name("notes.toml"))["hypotheses"].items()
@@ -33,29 +36,32 @@ BAND = 0.04  # H8
 
 def judge_hypotheses(plans: Plans) -> list[Hypothesis]:
     """Return all hypotheses with their verdicts, given the plans with results."""
+    # A control whose source diverged cannot be run, and nothing waits for it.
+    complete = {
+        (experiment, study): plan
+        for (experiment, preset, study), plan in plans.items()
+        if preset == "registered" and experiment in EXPERIMENTS and not plan.to_run()
+    }
+    ladders = {key: plan for key, plan in complete.items() if isinstance(plan, LadderPlan)}
     results = dict(STATEMENTS)
-    first = plans.get(("pretrain", "registered", "ladder"))
-    best = plans.get(("pretrain", "registered", "best"))
-    failures = plans.get(("pretrain", "registered", "failures"))
-    if isinstance(first, LadderPlan) and first.is_finished():
+    first, failures = ladders.get(("pretrain", "ladder")), complete.get(("pretrain", "failures"))
+    if first is not None:
         stage = FirstStage(first)
         results |= {"H1": stage.shift(), "H2": stage.clipping(), "H7": stage.soft_restart()}
-        if failures is not None and failures.is_finished():
+        if failures is not None:
             results["H3"] = stage.schedule(failures)
-    if best is not None and best.is_finished():
+    if (best := complete.get(("pretrain", "best"))) is not None:
         results["H6"] = best_loss(best)
-    cold = plans.get(("pretrain", "registered", "warmup-0"))
-    if cold is not None and cold.is_finished():
+    if (cold := complete.get(("pretrain", "warmup-0"))) is not None:
         results["H4"] = cold_start(cold)
-    sgd_plans = [plans.get(("sgd_ladder", "registered", name)) for name in ("resnet", "mlp")]
-    sgd_side = [Network(plan) for plan in sgd_plans if isinstance(plan, LadderPlan) and plan.is_finished()]
-    if len(sgd_side) == 2:
+    sgd_plans = [ladders[key] for name in ("resnet", "mlp") if (key := ("sgd_ladder", name)) in ladders]
+    if len(sgd_plans) == 2:
+        draws = Draws()
+        sgd_side = [Network(plan, draws) for plan in sgd_plans]
         results["H5"] = pumping(sgd_side)
         if results["H7"].p is not None:
             results["H7"] = with_sgd_side(results["H7"], sgd_side)
-    ladders = [plan for plan in plans.values() if isinstance(plan, LadderPlan) and plan.is_finished()]
-    own = [plan for plan in ladders if plan.experiment.name == "pretrain" and not plan.study.small]
-    if own:
+    if own := [plan for (experiment, _), plan in ladders.items() if experiment == "pretrain"]:
         results["H8"] = instrument(own)
     return judge([results[number] for number in STATEMENTS])
 
@@ -135,8 +141,7 @@ class FirstStage:
 
 def best_loss(plan: Plan) -> Hypothesis:
     """H6: V4 and V1 at their best learning rates."""
-    values = {one.variant.name: list(one.values("validation").values()) for one in plan.outcomes()}
-    means = Draws().means([values[NAMES["V4"]], values[NAMES["V1"]]])
+    means = Draws().means(_capped_losses(plan, "V4", "V1"))
     difference = means[:, 0] - means[:, 1]
     figure = f"{_interval(difference, '+.4f')} nats"
     one = replace(STATEMENTS["H6"], figure=figure, n=str(len(plan.study.seeds)))
@@ -145,8 +150,7 @@ def best_loss(plan: Plan) -> Hypothesis:
 
 def cold_start(plan: Plan) -> Hypothesis:
     """H4: without warm-up, d above 1/2 harms."""
-    values = {one.variant.name: list(one.values("validation").values()) for one in plan.outcomes()}
-    means = Draws().means([values[NAMES[number]] for number in ("V4", "V2", "V7")])
+    means = Draws().means(_capped_losses(plan, "V4", "V2", "V7"))
     harm, recovered = means[:, 0] - means[:, 1], means[:, 0] - means[:, 2]
     figure = f"worse by {_interval(harm, '+.3f')}, of which a cap recovers {_interval(recovered, '+.3f')}"
     one = replace(STATEMENTS["H4"], figure=figure, n=str(len(plan.study.seeds)))
@@ -155,15 +159,13 @@ def cold_start(plan: Plan) -> Hypothesis:
 
 def pumping(networks: Sequence[Network]) -> Hypothesis:
     """H5: a cosine that is averaged too briefly pumps, and a large gain freezes."""
-    frozen = [network.freezes() for network in networks]
-    freezes = all(count >= FROZEN_SHARE * n for count, n in frozen)
     figure = "; ".join(
         f"{network.plan.study.name}: smoothing 0.9 {network.octaves('S2n', 'S1n'):+.2f} octaves, "
-        f"0.99 {network.octaves('S3n', 'S1n'):+.2f}, frozen {count} of {n}"
-        for network, (count, n) in zip(networks, frozen, strict=True)
+        f"0.99 {network.octaves('S3n', 'S1n'):+.2f}, frozen {' of '.join(map(str, network.frozen_runs))}"
+        for network in networks
     )
     one = replace(STATEMENTS["H5"], figure=figure, n=str(len(networks[0].plan.study.seeds)))
-    return decide(one, both([network.pumps() for network in networks]) & freezes)
+    return decide(one, both([network.pumps() & network.frozen for network in networks]))
 
 
 def with_sgd_side(one: Hypothesis, networks: Sequence[Network]) -> Hypothesis:
@@ -202,6 +204,18 @@ def instrument(plans: list[LadderPlan]) -> Hypothesis:
     holds = spread <= BAND and all(outside)
     why = "s differs between variants" if spread > BAND else "" if holds else "s does not leave the band"
     return replace(STATEMENTS["H8"], figure=figure, verdict=HOLDS if holds else FAILS, why=why)
+
+
+def _capped_losses(plan: Plan, *numbers: str) -> list[list[float]]:
+    """Return the losses of some variants. A diverged run counts as the cap, like in a ladder."""
+    outcomes = {outcome.variant.name: outcome for outcome in plan.outcomes()}
+    return [
+        [
+            cap_loss(math.nan if record.diverged else record.result["validation"], FIRST_STAGE.cap)
+            for record in outcomes[NAMES[number]].records.values()
+        ]
+        for number in numbers
+    ]
 
 
 def _interval(values: Array, form: str = ".2f") -> str:

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -31,7 +32,8 @@ CHANCE = math.log(BYTES)
 EVALUATED = 2048  # sequences of a text, at most
 EVALUATION_BATCH = 64
 TOKENS_AT_ONCE = {"tiny": 1 << 22, "4.9M": 9 << 16, "25M": 7 << 15}  # so they take about 60 GB of a GPU
-COMPILED_FROM = 50_000  # steps times runs: fewer take less time than compiling them
+# Steps times runs: fewer take less time than compiling them.
+COMPILED_FROM = {"tiny": 50_000, "4.9M": 50_000, "25M": 10_000}
 SAVE_EVERY = 600.0  # seconds, at least: a checkpoint of a population has gigabytes
 
 
@@ -106,6 +108,13 @@ def kind_of(config: Config) -> str:
 
 def is_schedule_free(config: Config) -> bool:
     return config.optimizer == SCHEDULE_FREE
+
+
+def missing(config: Config) -> str:
+    """Return why this machine cannot run a trial: a package is not there. "" if it can."""
+    if is_schedule_free(config) and find_spec("schedulefree") is None:
+        return "schedule-free AdamW needs the package schedulefree: pip install schedulefree"
+    return ""
 
 
 def most_together(config: Config) -> int:
@@ -184,7 +193,7 @@ class Population:
         self.step: Callable[[], None] = self._step
         if self.has_alignment:  # a step that a graph can capture
             self.step = CapturedStep(self._step, device)
-            if device.type == "cuda" and self.steps * n >= COMPILED_FROM:
+            if device.type == "cuda" and self.steps * n >= COMPILED_FROM[first.size]:
                 # The functions, not the methods of this population: all of one shape share them.
                 self._losses, self._move = _compiled(GPT.losses), _compiled(RuleStack.step)
 
@@ -241,8 +250,10 @@ class Population:
         decays = [p.ndim > 2 for p in params]  # matrices
         self.stack: RuleStack | ScheduleFreeStack = RuleStack(params, rules, decays)
         if is_schedule_free(self.configs[0]):
-            lrs, warmup = [config.lr for config in self.configs], self.configs[0].warmup
-            self.stack = ScheduleFreeStack(params, rules, decays, lrs, warmup)
+            first, lrs = self.configs[0], [config.lr for config in self.configs]
+            second_lrs = [config.lr * (config.second_lr or 1.0) for config in self.configs]
+            later = first.steps - first.second_steps, second_lrs
+            self.stack = ScheduleFreeStack(params, rules, decays, lrs, first.warmup, later)
         self._set_sources(sources)
 
     def _set_sources(self, sources: Sequence[Tensor | None]) -> None:

@@ -80,7 +80,7 @@ def run(
     start, losses = time.monotonic(), []
     folder.load(device)  # there is no checkpoint, but metrics of an earlier attempt
     source = load_source_alignment(config, folder)
-    recorder = StepRecorder(config.epochs, CPU, source, dtype=torch.float64)
+    recorder = StepRecorder(config.epochs, CPU, source, source_name=config.damping_of, dtype=torch.float64)
     for i, (x, gradient, loss) in enumerate(walk(config, recorder)):
         losses.append(loss)
         row = {"epoch": i + 1, "loss": loss, "grad_norm": float(gradient.norm())}
