@@ -88,6 +88,11 @@ def test_importing_the_library_needs_torch_alone() -> None:
     assert out.stdout.split() == ["tam", "False"]
 
 
+def test_it_can_be_imported_where_processes_do_not_fork() -> None:
+    code = "import os, torch; del os.register_at_fork; import tam; print(tam.available_kernels()['cpu'])"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_it_is_typed_and_has_a_version() -> None:
     assert (Path(tam.__file__).parent / "py.typed").exists()
     assert tam.__version__.count(".") == 2
