@@ -9,6 +9,7 @@
 #   make notebook run examples/tour.ipynb and store its outputs
 #   make bench    time the step against torch's optimizers, on the GPU if there is one
 #   make words    list the files with stumbling words and long sentences
+#   make dist     build the sdist and the wheel, and check both
 #   make compat   test with the oldest and the newest torch, in .compat (gigabytes)
 #   make sanitize test the CPU kernel with gcc's address and undefined-behaviour sanitizers
 # Each makes .venv (docs: .venv-docs, compat: .compat) and installs what it needs into it.
@@ -16,12 +17,14 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-CODE := src tests benchmarks docs examples results setup.py
-PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
+CODE := src tests benchmarks docs examples results scripts setup.py
+# pip shows its progress on a terminal. A log gets warnings and errors alone.
+INSTALL := -m pip install $(shell test -t 2 || echo --quiet) --constraint $(CURDIR)/constraints.txt
+PIP := $(BIN)/python $(INSTALL)
 SOURCES := pyproject.toml constraints.txt setup.py $(wildcard src/tam/step/fused/cpu*.[ch]) \
 	src/tam/step/fused/columns.py src/tam/sharding/sums.py
 
-.PHONY: demo test docs docs-serve lint types results findings theory notebook words bench compat compat-oldest compat-newest sanitize install clean
+.PHONY: demo test docs docs-serve lint types results findings theory notebook words bench dist compat compat-oldest compat-newest sanitize install clean
 
 demo: $(VENV)/.demo
 	$(BIN)/tam demo
@@ -67,6 +70,32 @@ words:
 
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/step.py --out benchmarks/results/latest.json
+
+DIST := $(CURDIR)/build/dist
+BUILD := $(DIST)/tools/bin/python -m build --quiet
+CHECK := $(DIST)/tools/bin/python scripts/check_dist.py
+EMPTY := cd $(DIST) && env -u PYTHONPATH PATH=$(DIST)/empty/bin CC=false python
+DIST_TESTS := tests/test_package.py tests/test_reference.py tests/test_readme.py tests/lab/test_findings.py
+
+# The wheel is built from the sdist, once with the kernel and once as on a machine without a compiler.
+dist: $(VENV)/.dev
+	rm -rf dist $(DIST)
+	$(PYTHON) -m venv $(DIST)/tools
+	$(DIST)/tools/bin/python $(INSTALL) build twine
+	$(BUILD)
+	$(DIST)/tools/bin/python -m twine check --strict dist/*
+	$(CHECK) dist/*.tar.gz dist/*.whl
+	mkdir $(DIST)/source && tar -xzf dist/*.tar.gz -C $(DIST)/source --strip-components 1
+	CC=false $(BUILD) --wheel --outdir $(DIST)/pure $(DIST)/source
+	$(CHECK) dist/*.tar.gz $(DIST)/pure/*.whl
+	$(PYTHON) -m venv $(DIST)/empty
+	$(EMPTY) $(INSTALL) $(CURDIR)/dist/*.whl
+	$(EMPTY) -I source/scripts/take_step.py
+	$(EMPTY) $(INSTALL) --no-deps --force-reinstall pure/*.whl
+	$(EMPTY) -I source/scripts/take_step.py
+	cd $(DIST)/source && $(abspath $(BIN))/python -m pytest --quiet --collect-only > ../collected.txt \
+		|| { tail ../collected.txt; exit 1; }
+	cd $(DIST)/source && $(abspath $(BIN))/python -m pytest --quiet $(DIST_TESTS)
 
 # Python 3.10 is the oldest we support; a python3.10 may exist and not run (pyenv's shims).
 OLDEST_PYTHON ?= $(shell python3.10 -c 'import sys; print(sys.executable)' 2>/dev/null || echo $(PYTHON))

@@ -106,6 +106,23 @@ def test_examples_in_docstrings_run(name: str) -> None:
     assert results.attempted > 0 and results.failed == 0
 
 
+def test_the_sdist_has_all_that_git_tracks(tmp_path: Path) -> None:
+    pytest.importorskip("setuptools")
+    root = SOURCE.parent
+    try:
+        listing = subprocess.run(["git", "ls-files"], cwd=root, capture_output=True, text=True)
+    except FileNotFoundError:
+        pytest.skip("there is no git")
+    tracked = {name for name in listing.stdout.splitlines() if not name.startswith(".")}
+    if not tracked:
+        pytest.skip("this is no checkout")
+    command = [sys.executable, "setup.py", "--quiet", "egg_info", "--egg-base", str(tmp_path)]
+    subprocess.run(command, cwd=root, capture_output=True, check=True)
+    (sources,) = tmp_path.glob("*.egg-info/SOURCES.txt")
+    included = set(sources.read_text(encoding="utf-8").splitlines())
+    assert sorted(tracked - included) == []
+
+
 def test_parts_with_extras_are_imported_when_asked_for() -> None:
     code = "import sys, tam; assert 'jax' not in sys.modules; tam.optax.tam; tam.integrations.readings"
     subprocess.run([sys.executable, "-c", code], check=True)
