@@ -56,7 +56,7 @@ def build() -> "typer.Typer":
             Path, typer.Option(metavar="FILE.html", help="The page to write. An existing one is replaced.")
         ] = Path("tam-demo.html"),
     ) -> None:
-        """Compare the paper's six optimizers on a small task, in under a minute on a CPU.
+        """Compare the paper's six optimizers on a small task. This takes 20 to 90 seconds on a CPU.
 
         Trains a multilayer perceptron on scikit-learn's digits (no download) with SGD, SGDM, TAM, Adam,
         AngularGrad and AdaTAM, each at the paper's learning rate. For one seed all six share the
