@@ -9,7 +9,7 @@
 #   make notebook run examples/tour.ipynb and store its outputs
 #   make bench    time the step against torch's optimizers, on the GPU if there is one
 #   make words    list the files with stumbling words and long sentences
-#   make dist     build the sdist and the wheel, and check both
+#   make dist     build the sdist and the wheel, and check both, in 2 to 6 minutes
 #   make compat   test with the oldest and the newest torch, in .compat (gigabytes)
 #   make sanitize test the CPU kernel with gcc's address and undefined-behaviour sanitizers
 # Each makes .venv (docs: .venv-docs, compat: .compat) and installs what it needs into it.
@@ -19,7 +19,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 CODE := src tests benchmarks docs examples results scripts setup.py
 # pip shows its progress on a terminal. A log gets warnings and errors alone.
-INSTALL := -m pip install $(shell test -t 2 || echo --quiet) --constraint $(CURDIR)/constraints.txt
+PROGRESS := $(shell test -t 2 || echo --quiet)
+INSTALL := -m pip install $(PROGRESS) --constraint $(CURDIR)/constraints.txt
 PIP := $(BIN)/python $(INSTALL)
 SOURCES := pyproject.toml constraints.txt setup.py $(wildcard src/tam/step/fused/cpu*.[ch]) \
 	src/tam/step/fused/columns.py src/tam/sharding/sums.py
@@ -114,8 +115,8 @@ compat-newest: COMPAT = $(NEWEST_PYTHON) -m venv .compat/newest
 compat-newest: COMPAT_TORCH = torch
 compat-oldest compat-newest: compat-%:
 	test -x .compat/$*/bin/python || $(COMPAT)
-	@echo "installing into .compat/$*; the first time this takes minutes"
-	.compat/$*/bin/python -m pip install --quiet --upgrade --upgrade-strategy eager \
+	@echo "Installing into .compat/$*. The first time, this takes minutes and gigabytes."
+	.compat/$*/bin/python -m pip install $(PROGRESS) --upgrade --upgrade-strategy eager \
 		$(COMPAT_TORCH) --editable '.[demo,lightning,record,timm,transformers]' hypothesis pytest
 	@.compat/$*/bin/python -c '$(COMPAT_VERSIONS)'
 	.compat/$*/bin/python -m pytest -q $(COMPAT_TESTS)
@@ -135,6 +136,9 @@ sanitize: $(VENV)/.dev
 		ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc PYTHONPATH=$(SANITIZED) \
 		$(BIN)/python -m pytest -o pythonpath=. --capture=sys tests/step tests/optimizers/test_moving_tensors.py
 
+CPU_TORCH := On Linux without an NVIDIA GPU, \
+	PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu saves 4 GB.
+
 install: $(VENV)/.dev
 
 $(VENV)/.made:
@@ -143,19 +147,21 @@ $(VENV)/.made:
 	touch $@
 
 $(VENV)/.demo: $(VENV)/.made $(SOURCES)
-	@echo "installing into $(VENV); the first time this takes a minute or more"
+	@echo "Installing into $(VENV). The first time, this takes 1 to 6 minutes and 1 to 5 GB, mostly torch."
+	@echo "$(CPU_TORCH)"
 	$(PIP) --editable '.[demo]'
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.made $(SOURCES)
-	@echo "installing into $(VENV); the first time this takes a minute or more"
+	@echo "Installing into $(VENV). The first time, this takes 2 to 10 minutes and 4 to 8 GB."
+	@echo "$(CPU_TORCH)"
 	$(PIP) --editable '.[dev]'
 	touch $@ $(VENV)/.demo
 
 .venv-docs/.made: docs/requirements.txt constraints.txt
 	$(PYTHON) -m venv .venv-docs
-	@echo "installing into .venv-docs; the first time this takes 20 seconds or more"
-	.venv-docs/bin/python -m pip install --quiet --constraint constraints.txt --requirement docs/requirements.txt
+	@echo "Installing into .venv-docs. The first time, this takes 20 seconds or more."
+	.venv-docs/bin/python $(INSTALL) --requirement docs/requirements.txt
 	touch $@
 
 clean:
