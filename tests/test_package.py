@@ -99,6 +99,11 @@ def test_it_is_typed_and_has_a_version() -> None:
     assert all(hasattr(tam, name) for name in tam.__all__)
 
 
+def test_the_citation_is_of_this_version() -> None:
+    citation = (SOURCE.parent / "CITATION.cff").read_text(encoding="utf-8")
+    assert f"\nversion: {tam.__version__}\n" in citation
+
+
 @pytest.mark.parametrize("name", [name for name, path in FILES.items() if ">>> " in path.read_text("utf-8")])
 def test_examples_in_docstrings_run(name: str) -> None:
     module = pytest.importorskip(name, exc_type=ImportError)  # an extra may be missing
