@@ -9,6 +9,7 @@
 #   make notebook run examples/tour.ipynb and store its outputs
 #   make bench    time the step against torch's optimizers, on the GPU if there is one
 #   make words    list the files with stumbling words and long sentences
+#   make dist     build the sdist and the wheel, and check both, in 2 to 6 minutes
 #   make compat   test with the oldest and the newest torch, in .compat (gigabytes)
 #   make sanitize test the CPU kernel with gcc's address and undefined-behaviour sanitizers
 # Each makes .venv (docs: .venv-docs, compat: .compat) and installs what it needs into it.
@@ -16,12 +17,15 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-CODE := src tests benchmarks docs examples results setup.py
-PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
+CODE := src tests benchmarks docs examples results scripts setup.py
+# pip shows its progress on a terminal. A log gets warnings and errors alone.
+PROGRESS := $(shell test -t 2 || echo --quiet)
+INSTALL := -m pip install $(PROGRESS) --constraint $(CURDIR)/constraints.txt
+PIP := $(BIN)/python $(INSTALL)
 SOURCES := pyproject.toml constraints.txt setup.py $(wildcard src/tam/step/fused/cpu*.[ch]) \
 	src/tam/step/fused/columns.py src/tam/sharding/sums.py
 
-.PHONY: demo test docs docs-serve lint types results findings theory notebook words bench compat compat-oldest compat-newest sanitize install clean
+.PHONY: demo test docs docs-serve lint types results findings theory notebook words bench dist compat compat-oldest compat-newest sanitize install clean
 
 demo: $(VENV)/.demo
 	$(BIN)/tam demo
@@ -68,6 +72,32 @@ words:
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/step.py --out benchmarks/results/latest.json
 
+DIST := $(CURDIR)/build/dist
+BUILD := $(DIST)/tools/bin/python -m build --quiet
+CHECK := $(DIST)/tools/bin/python scripts/check_dist.py
+EMPTY := cd $(DIST) && env -u PYTHONPATH PATH=$(DIST)/empty/bin CC=false python
+DIST_TESTS := tests/test_package.py tests/test_reference.py tests/test_readme.py tests/lab/test_findings.py
+
+# The wheel is built from the sdist, once with the kernel and once as on a machine without a compiler.
+dist: $(VENV)/.dev
+	rm -rf dist $(DIST)
+	$(PYTHON) -m venv $(DIST)/tools
+	$(DIST)/tools/bin/python $(INSTALL) build twine
+	$(BUILD)
+	$(DIST)/tools/bin/python -m twine check --strict dist/*
+	$(CHECK) dist/*.tar.gz dist/*.whl
+	mkdir $(DIST)/source && tar -xzf dist/*.tar.gz -C $(DIST)/source --strip-components 1
+	CC=false $(BUILD) --wheel --outdir $(DIST)/pure $(DIST)/source
+	$(CHECK) dist/*.tar.gz $(DIST)/pure/*.whl
+	$(PYTHON) -m venv $(DIST)/empty
+	$(EMPTY) $(INSTALL) $(CURDIR)/dist/*.whl
+	$(EMPTY) -I source/scripts/take_step.py
+	$(EMPTY) $(INSTALL) --no-deps --force-reinstall pure/*.whl
+	$(EMPTY) -I source/scripts/take_step.py
+	cd $(DIST)/source && $(abspath $(BIN))/python -m pytest --quiet --collect-only > ../collected.txt \
+		|| { tail ../collected.txt; exit 1; }
+	cd $(DIST)/source && $(abspath $(BIN))/python -m pytest --quiet $(DIST_TESTS)
+
 # Python 3.10 is the oldest we support; a python3.10 may exist and not run (pyenv's shims).
 OLDEST_PYTHON ?= $(shell python3.10 -c 'import sys; print(sys.executable)' 2>/dev/null || echo $(PYTHON))
 NEWEST_PYTHON ?= $(PYTHON)
@@ -85,8 +115,8 @@ compat-newest: COMPAT = $(NEWEST_PYTHON) -m venv .compat/newest
 compat-newest: COMPAT_TORCH = torch
 compat-oldest compat-newest: compat-%:
 	test -x .compat/$*/bin/python || $(COMPAT)
-	@echo "installing into .compat/$*; the first time this takes minutes"
-	.compat/$*/bin/python -m pip install --quiet --upgrade --upgrade-strategy eager \
+	@echo "Installing into .compat/$*. The first time, this takes minutes and gigabytes."
+	.compat/$*/bin/python -m pip install $(PROGRESS) --upgrade --upgrade-strategy eager \
 		$(COMPAT_TORCH) --editable '.[demo,lightning,record,timm,transformers]' hypothesis pytest
 	@.compat/$*/bin/python -c '$(COMPAT_VERSIONS)'
 	.compat/$*/bin/python -m pytest -q $(COMPAT_TESTS)
@@ -106,6 +136,9 @@ sanitize: $(VENV)/.dev
 		ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc PYTHONPATH=$(SANITIZED) \
 		$(BIN)/python -m pytest -o pythonpath=. --capture=sys tests/step tests/optimizers/test_moving_tensors.py
 
+CPU_TORCH := On Linux without an NVIDIA GPU, \
+	PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu saves 4 GB.
+
 install: $(VENV)/.dev
 
 $(VENV)/.made:
@@ -114,19 +147,21 @@ $(VENV)/.made:
 	touch $@
 
 $(VENV)/.demo: $(VENV)/.made $(SOURCES)
-	@echo "installing into $(VENV); the first time this takes a minute or more"
+	@echo "Installing into $(VENV). The first time, this takes 1 to 6 minutes and 1 to 5 GB, mostly torch."
+	@echo "$(CPU_TORCH)"
 	$(PIP) --editable '.[demo]'
 	touch $@
 
 $(VENV)/.dev: $(VENV)/.made $(SOURCES)
-	@echo "installing into $(VENV); the first time this takes a minute or more"
+	@echo "Installing into $(VENV). The first time, this takes 2 to 10 minutes and 4 to 8 GB."
+	@echo "$(CPU_TORCH)"
 	$(PIP) --editable '.[dev]'
 	touch $@ $(VENV)/.demo
 
 .venv-docs/.made: docs/requirements.txt constraints.txt
 	$(PYTHON) -m venv .venv-docs
-	@echo "installing into .venv-docs; the first time this takes 20 seconds or more"
-	.venv-docs/bin/python -m pip install --quiet --constraint constraints.txt --requirement docs/requirements.txt
+	@echo "Installing into .venv-docs. The first time, this takes 20 seconds or more."
+	.venv-docs/bin/python $(INSTALL) --requirement docs/requirements.txt
 	touch $@
 
 clean:

@@ -5,6 +5,7 @@ from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 
 from setuptools import Extension, setup
+from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_ext import build_ext
 
 FUSED = "src/tam/step/fused"
@@ -32,8 +33,20 @@ class BuildKernel(build_ext):
         super().build_extension(ext)
 
 
+class BuildWheel(bdist_wheel):
+    """Builds a wheel for any platform if there is no compiler for the kernel."""
+
+    def run_command(self, command):
+        super().run_command(command)
+        if command == "build":
+            outputs = self.get_finalized_command("build_ext").get_outputs()
+            if not any(Path(output).exists() for output in outputs):
+                self.distribution.ext_modules = None
+                self.root_is_pure = True
+
+
 setup(
-    cmdclass={"build_ext": BuildKernel},
+    cmdclass={"bdist_wheel": BuildWheel, "build_ext": BuildKernel},
     ext_modules=[
         Extension(
             "tam.step.fused._cpu",

@@ -842,5 +842,5 @@ def test_beta2_of_zero() -> None:
 
 def test_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "optax", None)
-    with pytest.raises(ImportError, match=r"tam.optax needs .*pip install 'torque-aware-momentum\[jax\]'"):
+    with pytest.raises(ImportError, match=r"tam.optax needs .*pip install '\.\[jax\]'"):
         runpy.run_path(str(tam.optax.__file__))

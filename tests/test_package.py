@@ -88,10 +88,20 @@ def test_importing_the_library_needs_torch_alone() -> None:
     assert out.stdout.split() == ["tam", "False"]
 
 
+def test_it_can_be_imported_where_processes_do_not_fork() -> None:
+    code = "import os, torch; del os.register_at_fork; import tam; print(tam.available_kernels()['cpu'])"
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 def test_it_is_typed_and_has_a_version() -> None:
     assert (Path(tam.__file__).parent / "py.typed").exists()
     assert tam.__version__.count(".") == 2
     assert all(hasattr(tam, name) for name in tam.__all__)
+
+
+def test_the_citation_is_of_this_version() -> None:
+    citation = (SOURCE.parent / "CITATION.cff").read_text(encoding="utf-8")
+    assert f"\nversion: {tam.__version__}\n" in citation
 
 
 @pytest.mark.parametrize("name", [name for name, path in FILES.items() if ">>> " in path.read_text("utf-8")])
@@ -99,6 +109,23 @@ def test_examples_in_docstrings_run(name: str) -> None:
     module = pytest.importorskip(name, exc_type=ImportError)  # an extra may be missing
     results = doctest.testmod(module)
     assert results.attempted > 0 and results.failed == 0
+
+
+def test_the_sdist_has_all_that_git_tracks(tmp_path: Path) -> None:
+    pytest.importorskip("setuptools")
+    root = SOURCE.parent
+    try:
+        listing = subprocess.run(["git", "ls-files"], cwd=root, capture_output=True, text=True)
+    except FileNotFoundError:
+        pytest.skip("there is no git")
+    tracked = {name for name in listing.stdout.splitlines() if not name.startswith(".")}
+    if not tracked:
+        pytest.skip("this is no checkout")
+    command = [sys.executable, "setup.py", "--quiet", "egg_info", "--egg-base", str(tmp_path)]
+    subprocess.run(command, cwd=root, capture_output=True, check=True)
+    (sources,) = tmp_path.glob("*.egg-info/SOURCES.txt")
+    included = set(sources.read_text(encoding="utf-8").splitlines())
+    assert sorted(tracked - included) == []
 
 
 def test_parts_with_extras_are_imported_when_asked_for() -> None:

@@ -4,8 +4,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+from tam._extras import install_command
 from tam._version import __version__
-from tam.lab.core.errors import LabError
+from tam.lab.core.errors import LabError, explain_missing
 
 if TYPE_CHECKING:
     import typer
@@ -19,11 +20,11 @@ Commands:
   demo  Compare the paper's six optimizers on a small task.
   lab   {LAB}
 """
-EXTRAS = {
-    "PIL": "lab", "numpy": "demo", "pandas": "llm", "ray": "ray", "rich": "demo", "scipy": "lab",
-    "sklearn": "demo", "timm": "timm", "tomli": "demo", "torch_geometric": "graph",
-    "transformers": "llm", "typer": "demo",
-}  # fmt: skip
+INCOMPLETE = f"""
+The commands need packages that are not installed. In a checkout, run one of:
+  {install_command("demo")}
+  {install_command("lab")}    # demo and lab
+"""
 
 
 def build() -> "typer.Typer":
@@ -55,7 +56,7 @@ def build() -> "typer.Typer":
             Path, typer.Option(metavar="FILE.html", help="The page to write. An existing one is replaced.")
         ] = Path("tam-demo.html"),
     ) -> None:
-        """Compare the paper's six optimizers on a small task, in under a minute on a CPU.
+        """Compare the paper's six optimizers on a small task. This takes 20 to 90 seconds on a CPU.
 
         Trains a multilayer perceptron on scikit-learn's digits (no download) with SGD, SGDM, TAM, Adam,
         AngularGrad and AdaTAM, each at the paper's learning rate. For one seed all six share the
@@ -94,15 +95,17 @@ def main() -> None:
     except LabError as error:
         print(f"tam: {error}", file=sys.stderr)
         sys.exit(error.exit_status)
-    except ModuleNotFoundError as missing:
-        extra = EXTRAS.get((missing.name or "").partition(".")[0])
-        if extra is None:
+    except ModuleNotFoundError as error:
+        is_demo = arguments[:1] == ["demo"]
+        explanation = explain_missing(
+            "the demo" if is_demo else "the lab", error, "demo" if is_demo else None
+        )
+        if explanation is None:
             raise
-        hint = f"it comes with the extra [{extra}]: pip install '.[{extra}]' in a checkout"
         if arguments in ([], ["--help"]):
-            print(f"{USAGE}\nThe commands need the module {missing.name}; {hint}")
-            return
-        sys.exit(f"tam: no module {missing.name}; {hint}")
+            print(USAGE + INCOMPLETE, end="")
+        else:
+            sys.exit(f"tam: {explanation}")
 
 
 if __name__ == "__main__":

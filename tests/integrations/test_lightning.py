@@ -317,7 +317,7 @@ def test_the_example_of_the_docstring_runs() -> None:
 def test_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "tam.integrations.lightning")
     monkeypatch.setitem(sys.modules, "lightning", None)
-    with pytest.raises(ImportError, match=r"needs lightning.*torque-aware-momentum\[lightning\]"):
+    with pytest.raises(ImportError, match=r"needs lightning.*'\.\[lightning\]'"):
         importlib.import_module("tam.integrations.lightning")
 
 

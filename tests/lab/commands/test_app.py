@@ -35,7 +35,33 @@ def test_help_and_version_need_no_extra(args: list[str]) -> None:
         *args, before="sys.modules |= dict.fromkeys(['typer', 'rich', 'numpy', 'scipy', 'sklearn'])"
     )
     assert done.returncode == 0, done.stderr
-    assert "--version" in args or ("lab" in done.stdout and "pip install" in done.stdout)
+    commands = ["pip install '.[demo]'", "pip install '.[lab]'"]
+    assert "--version" in args or all(command in done.stdout for command in commands)
+
+
+@pytest.mark.parametrize(
+    "module, extra, command",
+    [
+        ("typer", "lab", "run images --preset smoke"),
+        ("filelock", "lab", "run images --preset smoke"),
+        ("sklearn", "lab", "run images --preset smoke"),
+        ("PIL", "lab", "run imagenet --preset smoke"),
+        ("torch_geometric", "graph", "run graph --preset smoke"),
+        ("accelerate", "llm", "run llm --preset smoke"),
+        ("ray", "ray", "run toy --preset smoke --engine ray"),
+        ("jinja2", "lab", "report empty"),
+    ],
+)
+def test_a_missing_package_is_one_line_that_names_the_extra(
+    module: str, extra: str, command: str, tmp_path: Path
+) -> None:
+    (tmp_path / "empty").mkdir()
+    arguments = [word.replace("empty", str(tmp_path / "empty")) for word in command.split()]
+    out = ["--out", tmp_path / "out"] if "run" in arguments else []
+    done = run_process("lab", *arguments, *out, before=f"sys.modules[{module!r}] = None")
+    assert done.returncode == 1 and not done.stdout
+    (line,) = done.stderr.splitlines()
+    assert f"needs {module}, " in line and line.endswith(f"pip install '.[{extra}]'")
 
 
 @pytest.fixture

@@ -296,3 +296,10 @@ def test_each_process_sees_one_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     with show_one_gpu(1):
         assert os.environ["CUDA_VISIBLE_DEVICES"] == "1"
     assert "CUDA_VISIBLE_DEVICES" not in os.environ
+
+
+def test_a_missing_package_stops_the_run_without_a_traceback() -> None:
+    (job,) = jobs(1)
+    failure = TrialFailed.from_error(job, ModuleNotFoundError(name="scipy.stats"))
+    assert failure.stops_run and failure.message.endswith("pip install '.[lab]'")
+    assert not TrialFailed.from_error(job, ModuleNotFoundError(name="no_such_package")).stops_run

@@ -16,7 +16,7 @@ from torch.optim import AdamW
 import tam
 from tam.lab.core import runner
 from tam.lab.core.alignment import read_alignment
-from tam.lab.core.errors import LabError
+from tam.lab.core.errors import LabError, missing_package
 from tam.lab.core.results import load_results
 from tam.lab.core.runner import run
 from tam.lab.core.selection import Selection, select_plans
@@ -315,9 +315,7 @@ def test_without_the_package_schedule_free_is_left_out(
     for _ in range(2):
         run(selection, RunLocation(tmp_path, tmp_path), 1, events.append)
     notices = [event.text for event in events if isinstance(event, Notice)]
-    left_out = (
-        "10 trials are left out: schedule-free AdamW needs the package schedulefree: pip install schedulefree"
-    )
+    left_out = f"10 trials are left out: {missing_package('schedule-free AdamW', 'schedulefree')}"
     assert notices == [left_out, left_out, "10 trials are finished, and no other trial can run"]
     assert {record.config["optimizer"] for record in load_results(tmp_path)} == {"adamw"}
 

@@ -17,7 +17,7 @@ from types import ModuleType
 from typing import Any
 
 from tam.lab.core.config import TrialConfig
-from tam.lab.core.errors import LabError
+from tam.lab.core.errors import LabError, explain_missing
 from tam.lab.core.study import Curve, Metric, Population, Study, Table
 
 EXPERIMENTS_PACKAGE = "tam.lab.experiments"
@@ -64,6 +64,7 @@ class Experiment:
     metrics: tuple[Metric, ...] = ()  # those that progress lines show, in this order
     options: tuple[RunOption, ...] = ()
     data_fields: tuple[str, ...] = ()  # of the config: they name the data sets that a trial needs
+    modules: tuple[str, ...] = ()  # of other extras than `demo`, that every trial imports
     check: Callable[[Any, Path], None] = lambda config, data_folder: None  # raises if more is missing
     # Why this machine cannot run a trial, whose package is missing. The others are run. "": it can.
     missing: Callable[[Any], str] = lambda config: ""
@@ -129,6 +130,8 @@ def get_experiment(name: str) -> Experiment:
     except LabError:
         raise
     except Exception as error:
+        if missing := explain_missing(f"the experiment {name}", error):
+            raise missing from None
         raise LabError(f"the experiment {name} cannot be loaded: {error!r}") from error
     experiment = getattr(module, "EXPERIMENT", None)
     if not isinstance(experiment, Experiment):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import sys
 import time
@@ -16,7 +15,7 @@ from typing import Any
 import torch
 
 from tam.lab.core.config import TrialConfig
-from tam.lab.core.errors import LabError
+from tam.lab.core.errors import LabError, require
 from tam.lab.core.plan import Plan
 from tam.lab.core.registry import Experiment, get_experiment
 from tam.lab.core.results import TrialRecord, load_results
@@ -97,8 +96,8 @@ def make_plans(selection: Selection, location: RunLocation, engine: str, address
     if torchrun.started() and (engine != "local" or not experiment.runs_on_ranks):
         reason = "--engine ray" if engine != "local" else f"each trial of {experiment.name} has one process"
         raise LabError(f"{reason}: start it without torchrun")
-    if engine == "ray" and importlib.util.find_spec("ray") is None:
-        raise LabError("--engine ray needs the package ray: pip install 'torque-aware-momentum[ray]'")
+    if engine == "ray":
+        require("--engine ray", "ray")
     # A cluster's machines may have GPUs where there are none here.
     check_device(location.device, torch.cuda.device_count() if address is None else sys.maxsize)
     return plans
@@ -146,8 +145,10 @@ def count_trials(plans: Sequence[Plan]) -> RoundStarted:
 
 def check_trial(experiment: Experiment, trial: TrialConfig, data_folder: Path) -> None:
     """Raise if data, a package or anything else that a trial needs is missing."""
+    require(f"the experiment {experiment.name}", *experiment.modules)
     experiment.check(trial, data_folder)
     for name in experiment.data_sets(trial):
+        require(f"the data set {name}", *files.get_set(name).modules)
         files.check(name, files.find(name, data_folder), data_folder)
 
 

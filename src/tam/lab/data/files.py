@@ -49,7 +49,8 @@ class DataSet:
     """A data set the lab knows."""
 
     layouts: tuple[Layout, ...]  # in the order of preference; none if it is built in
-    classes: int  # of images that fit into memory, else 0
+    classes: int = 0  # of images that fit into memory, else 0
+    modules: tuple[str, ...] = ()  # of extras, that read it
 
     def presence(self, folder: Path) -> str:
         """Return "present", "incomplete" or "missing". Contents are not checked."""
@@ -71,7 +72,7 @@ def _make_layout(table: Mapping[str, Any]) -> Layout:
 
 
 SETS: Mapping[str, DataSet] = {
-    name: DataSet(tuple(map(_make_layout, table.get("layouts", ()))), table.get("classes", 0))
+    name: DataSet(**{**table, "layouts": tuple(map(_make_layout, table.get("layouts", ())))})
     for name, table in read_toml(Path(__file__).with_name("sets.toml")).items()
 }
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tam.lab.core.config import TrialConfig
-from tam.lab.core.errors import LabError
+from tam.lab.core.errors import LabError, explain_missing
 from tam.lab.core.store import TrialFolder
 
 
@@ -114,6 +114,7 @@ class TrialFailed(TrialEnded):
     @classmethod
     def from_error(cls, job: Job, error: Exception) -> TrialFailed:
         """Return the event for an error. A LabError stops the run: other trials would meet it, too."""
+        error = explain_missing(f"the experiment {job.experiment}", error) or error
         if isinstance(error, LabError):
             return cls(job, str(error), stops_run=True, reason=str(error))
         reason = f"{type(error).__name__}: {error}".partition("\n")[0]

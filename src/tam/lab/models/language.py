@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from tam.lab.core.errors import LabError
+from tam.lab.core.errors import LabError, missing_package
 from tam.lab.core.store import digest_of_folder, lock_folder, read_json, write_whole
 from tam.lab.data import text
 
@@ -31,7 +31,7 @@ def transformers() -> Any:
     try:
         package = importlib.import_module("transformers")
     except ImportError as error:
-        raise LabError("language models need a package: pip install 'torque-aware-momentum[llm]'") from error
+        raise missing_package("a language model", "transformers") from error
     package.utils.logging.disable_progress_bar()
     package.utils.logging.set_verbosity_error()
     logging.getLogger("huggingface_hub").setLevel(logging.ERROR)  # it reports every attempt to reach the hub

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tam.lab.core.errors import LabError
+from tam.lab.core.errors import missing_package
 from tam.lab.optimizers.rule import Rule
 
 COUNTERS = ("k", "weight_sum", "lr_max")  # what the package keeps as numbers
@@ -38,7 +38,7 @@ class ScheduleFreeStack:
         try:
             from schedulefree import AdamWScheduleFree
         except ImportError as error:
-            raise LabError("this variant needs a package: pip install schedulefree") from error
+            raise missing_package("a schedule-free variant", "schedulefree") from error
         self.params, self.rules = list(params), list(rules)
         self._lrs, self._later = list(lrs), later
         device = self.params[0].device

@@ -79,7 +79,8 @@ def _after_fork() -> None:
     _forked = True
 
 
-os.register_at_fork(after_in_child=_after_fork)
+if hasattr(os, "register_at_fork"):  # not on Windows, which does not fork
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def _check(result: float) -> float:

@@ -7,7 +7,6 @@ nodes. The whole graph is one batch.
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import math
 import warnings
@@ -56,12 +55,6 @@ class Config(TrialConfig):
             raise ValueError("epochs and hidden must be at least 1, switch an epoch in between")
 
 
-def check(config: Config, data_folder: Path) -> None:
-    """Raise an error if a package is missing."""
-    if importlib.util.find_spec("torch_geometric") is None:
-        raise LabError("graph needs the package torch_geometric: pip install 'torque-aware-momentum[graph]'")
-
-
 def generate_ratings(users: int) -> movielens.Ratings:
     """Return ratings by users of a few tastes, to show that everything runs."""
     generator, movies = torch.Generator().manual_seed(0), 2 * users
@@ -85,7 +78,7 @@ def resolve_encoder(encoder: str, out: Path, data_folder: Path) -> dict[str, str
     try:
         from sentence_transformers import SentenceTransformer
     except ImportError as error:
-        raise LabError("--encoder needs a package: pip install sentence-transformers") from error
+        raise LabError("--encoder needs a package. Run: pip install sentence-transformers") from error
     files.check("movielens", find("movielens", data_folder), data_folder)
     titles = movielens.read(data_folder).titles
     try:

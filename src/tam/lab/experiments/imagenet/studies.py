@@ -31,5 +31,5 @@ EXPERIMENT = images.image_experiment(
     title="ResNet50 on ImageNet (the paper's section 4.1); start it with torchrun -m tam lab run imagenet",
     presets={"paper": (STUDY,), "fair": (presets.fair(STUDY),), "quick": (QUICK,), "smoke": (SMOKE,)},
     choices=NOTES["choices"], run=trial.run, config=trial.Config, check=trial.check, claims=(3,),
-    runs_on_ranks=True,
+    modules=("PIL",), runs_on_ranks=True,
 )  # fmt: skip

@@ -7,7 +7,6 @@ a seed see the same batches. On a GPU the whole step (augmentation to optimizer)
 
 from __future__ import annotations
 
-import importlib.util
 import math
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from torch.nn.functional import cross_entropy, interpolate
 
 import tam
 from tam.lab.core.config import TrialConfig
-from tam.lab.core.errors import LabError
+from tam.lab.core.errors import LabError, require
 from tam.lab.core.store import TrialFolder
 from tam.lab.data import ImageData, load, split
 from tam.lab.models import get_model
@@ -83,8 +82,8 @@ class Config(TrialConfig):
 
 def check(config: Config, data_folder: Path) -> None:
     """Raise LabError if a package that a trial needs is missing."""
-    if config.model == "vit" and importlib.util.find_spec("timm") is None:
-        raise LabError("the model vit needs the package timm: pip install timm")
+    if config.model == "vit":
+        require("the model vit", "timm")
 
 
 @cache

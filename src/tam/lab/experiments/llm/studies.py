@@ -110,6 +110,7 @@ EXPERIMENT = Experiment(
                   metavar="NAME,...", resolve=lambda names, out, data_folder: {"tasks": split_names(names)}),
     ),
     override=override, data_fields=("data",), check=trial.check, claims=(10,),
+    modules=("transformers", "accelerate"),
     computed={"mteb-shares": check_two_thirds}, runs_on_ranks=True, one_per_process=True,
     extras=ReportExtras(figures=extras.figures, lines=extras.lines, tables=extras.tables),
 )  # fmt: skip

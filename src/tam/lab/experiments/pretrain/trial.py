@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from tam.lab.core.config import TrialConfig
-from tam.lab.core.errors import LabError
+from tam.lab.core.errors import LabError, missing_package
 from tam.lab.core.store import ALIGNMENT_FILE, TrialFolder
 from tam.lab.data import text
 from tam.lab.models.gpt import BYTES, GPT, SIZES, layer_type
@@ -113,7 +113,7 @@ def is_schedule_free(config: Config) -> bool:
 def missing(config: Config) -> str:
     """Return why this machine cannot run a trial: a package is not there. "" if it can."""
     if is_schedule_free(config) and find_spec("schedulefree") is None:
-        return "schedule-free AdamW needs the package schedulefree: pip install schedulefree"
+        return str(missing_package("schedule-free AdamW", "schedulefree"))
     return ""
 
 

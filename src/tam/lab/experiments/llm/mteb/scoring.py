@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from tam.lab.core.errors import DataError, LabError
+from tam.lab.core.errors import DataError, LabError, missing_package
 from tam.lab.core.store import SCORES_FOLDER, digest_of, digest_of_folder, refuse_links, write_whole
 from tam.lab.core.toml import read_toml
 from tam.lab.experiments.llm.mteb import embeddings, local_data
@@ -163,7 +163,7 @@ def _mteb() -> Any:
     try:
         import mteb
     except ImportError as error:
-        raise LabError("scores need a package: pip install 'torque-aware-momentum[llm]'") from error
+        raise missing_package("a score", "mteb") from error
     return mteb
 
 
