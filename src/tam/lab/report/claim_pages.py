@@ -110,7 +110,9 @@ def format_estimate(part: Part, found: Estimate) -> str:
         form = "{:.3f}"
     mean, low, high = (form.format(value) for value in values)
     unit = f" {part.unit}" if part.unit else ""
-    return f"{mean}{unit}" if not math.isfinite(found.low + found.high) else f"{mean} [{low}, {high}]{unit}"
+    if part.rule == "log-rank" and not math.isnan(found.p):  # a test that has no interval
+        return f"{mean}{unit}, p = {found.p:.2g}"
+    return f"{mean} [{low}, {high}]{unit}" if found.has_interval else f"{mean}{unit}"
 
 
 def _count(result: PartResult | None) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import isclose
 from statistics import fmean
@@ -110,19 +110,27 @@ class StudyResults:
 
     def favours(self, found: Estimate) -> str:
         """Return whom an interval favours: "first", "second" or "" if it includes 0 or is not known."""
-        low, high = (found.low, found.high) if self.study.higher else (-found.high, -found.low)
-        return "first" if low > 0 else "second" if high < 0 else ""
+        gain = self.gain(found)
+        return "first" if gain.low > 0 else "second" if gain.high < 0 else ""
+
+    def gain(self, found: Estimate) -> Estimate:
+        """Return a difference with the sign that makes a positive one favour the first variant."""
+        if self.study.higher:
+            return found
+        return replace(found, mean=-found.mean, low=-found.high, high=-found.low)
 
     def forest_row(self, comparison: Comparison, with_preset: bool) -> ForestRow | None:
-        """Return a comparison in units of the study's margin. None if the study has no margin."""
-        unit = self.study.margin if self.study.higher else -self.study.margin
-        if not unit:
+        """Return a comparison in units of the study's margin, positive where it favours TAM.
+
+        None if the study has no margin.
+        """
+        margin = self.study.margin
+        if not margin:
             return None
-        found, lost = comparison.estimate, comparison.lost
-        low, high = sorted((found.low / unit, found.high / unit))
-        mark = Mark(comparison.shape, found.mean / unit, low, high)
-        label, text = f"{self.study.name}: {comparison.variant}", found.format(self.study.digits)
-        count = f"n = {found.n}" + (f", {lost} without an outcome" if lost else "")
+        gain, lost = self.gain(comparison.estimate), comparison.lost
+        mark = Mark(comparison.shape, gain.mean / margin, gain.low / margin, gain.high / margin)
+        label, text = f"{self.study.name}: {comparison.variant}", gain.format(self.study.digits)
+        count = f"n = {gain.n}" + (f", {lost} without an outcome" if lost else "")
         count += f", preset {self.plan.preset}" if with_preset else ""
         return ForestRow(label, f"against {comparison.other}", [mark], text, count)
 
