@@ -215,13 +215,13 @@ def parts_table(rows: Sequence[Row]) -> TableData:
     header = [
         "#",
         "Part",
+        "Verdict",
         "Ours (95 % interval)",
         "n",
         "Margin",
         "p (t)",
         "p (Wilcoxon)",
         "Diverged (p)",
-        "Verdict",
     ]
     cells = []
     for row in rows:
@@ -236,7 +236,7 @@ def parts_table(rows: Sequence[Row]) -> TableData:
                 failures += f" ({mcnemar})" if mcnemar else ""
                 margin = "" if one.part.rule in ("sign", "log-rank") else f"{one.part.margin:.3g}"
                 figures = [format_part(one), str(found.n), margin, p, signed_rank, failures]
-                cells.append([str(row.claim.number), one.part.label, *figures, one.verdict])
+                cells.append([str(row.claim.number), one.part.label, one.verdict, *figures])
     return TableData(header, cells, is_prose=True)
 
 

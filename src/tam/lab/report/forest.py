@@ -14,7 +14,7 @@ from tam.lab.report.render import render
 Shape = Literal["square", "hollow", "triangle", "diamond"]
 LIMIT = 5.0  # margins: what lies beyond is drawn as an arrow
 LEFT, RIGHT, WIDTH = 312, 492, 760  # the plot and the picture, in pixels; the figures are on the right
-MOST_LETTERS = 44  # that fit to the left of the plot; longer labels are squeezed
+MOST_LETTERS = 47  # that fit to the left of the plot; longer labels are squeezed
 ROW, TOP = 34, 62
 LEGEND: Mapping[Shape, str] = {
     "square": "equal effective lr", "hollow": "equal lr",
