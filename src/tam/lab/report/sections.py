@@ -17,7 +17,8 @@ from tam.lab.core.study import Curve, Ladder, Study, Variant
 from tam.lab.models import MODELS
 from tam.lab.report import statistics as stats
 from tam.lab.report.charts import Series, line_chart, mean_series
-from tam.lab.report.comparisons import Comparison, StudyResults, describe_study, distinct_comparisons
+from tam.lab.report.comparisons import Comparison, StudyResults, distinct_comparisons
+from tam.lab.report.details import detail_paragraphs, detail_tables
 from tam.lab.report.forest import forest_plot
 from tam.lab.report.grids import grid_table
 from tam.lab.report.ladder_charts import AT_BEST, DAMPING
@@ -121,7 +122,9 @@ def _study_section(results: StudyResults, styles: Mapping[str, int], anchor: str
     plan, study, experiment = results.plan, results.study, results.plan.experiment
     smoke = ": a small test run, its figures mean nothing" if study.small else ""
     variants = [_summarise(results, outcome) for outcome in results.outcomes.values()]
-    further_tables = [TableData(*table) for table in experiment.extras.tables(plan)]
+    further_tables = [
+        TableData(one.header, one.rows, caption=one.caption) for one in experiment.extras.tables(plan)
+    ]
     is_ladder = isinstance(plan, LadderPlan)  # which has a chart of d
     shown = [curve for curve in experiment.curves if not (is_ladder and curve.key == DAMPING)]
     curve_lines = [(curve, [*_curve_lines(results, curve, styles)]) for curve in shown]
@@ -141,7 +144,8 @@ def _study_section(results: StudyResults, styles: Mapping[str, int], anchor: str
     if isinstance(plan, LadderPlan):
         return ladder_section(section, plan, styles)
     tables = [table for table in (_variant_table(study, variants), grid_table(results)) if table]
-    paragraphs = [*describe_study(results), *section.paragraphs]
+    tables += detail_tables(results)
+    paragraphs = [*detail_paragraphs(results), *section.paragraphs]
     return replace(section, tables=[*tables, *section.tables], paragraphs=paragraphs)
 
 
@@ -234,7 +238,7 @@ def _describe_variant(variant: Variant) -> str:
 def _describe_lrs(plan: Plan, variant: Variant) -> str:
     """Return the learning rates of a variant. The table of the grids has their scores."""
     lrs, seeds = plan.grid(variant), ", ".join(map(str, plan.study.tuning_seeds))
-    text = f"{variant.name} {', '.join(f'{lr:.3g}' for lr in lrs)}"
+    text = f"{variant.name}: {', '.join(f'{lr:.3g}' for lr in lrs)}"
     if isinstance(plan, LadderPlan):
         return f"{text} (a ladder)"
     return text + (" (fixed)" if len(lrs) == 1 else f" (tuned, seeds {seeds})")
