@@ -205,6 +205,22 @@ def test_a_diverged_run_does_not_flatten_the_curves() -> None:
     assert "SGDM, epoch 3: 2e+11 (0.3333 to 1e+12)" in chart
 
 
+@pytest.mark.parametrize("diverged", [True, False])
+def test_a_variant_whose_runs_all_exploded_does_not_flatten_the_others(diverged: bool) -> None:
+    group = group_with({"SGDM": SGDM, "TAM": TAM}, variants=VARIANTS[:2])
+    (plan,) = group.plans
+    for trial in plan.comparison_trials(VARIANTS[1]) or []:
+        record = plan.results.records[trial.key]
+        record.metrics = [{"epoch": epoch, "loss": 10.0**epoch} for epoch in (1, 2, 3, 4)]
+        record.stored_result["diverged"] = diverged
+    (chart,) = section_of(group).charts
+    assert [*looks_of(chart)] == ["SGDM"]
+    for trial in plan.comparison_trials(VARIANTS[1]) or []:
+        plan.results.records[trial.key].metrics[-1]["loss"] = 1000.0  # exactly 100 times the first one
+    (chart,) = section_of(group).charts
+    assert [*looks_of(chart)] == (["SGDM"] if diverged else ["SGDM", "TAM"])
+
+
 def test_a_variant_has_one_look_in_all_charts_of_a_page() -> None:
     def figures(plan: object, styles: dict[str, int]) -> list[str]:
         names = ["the paper", "TAM", "SGD"]
