@@ -174,7 +174,7 @@ def test_a_study_next_to_a_ladder_is_compared_as_before(plan: LadderPlan) -> Non
 
 def test_markdown_html_and_json_have_the_ladder(report: Report) -> None:
     markdown, page = render_markdown(report), render_html(report)
-    for text in ("after the best shift", "Failed trials of finished ones, by effective lr."):
+    for text in ("after the best shift", "Failed trials per finished trials, by effective lr."):
         assert text in markdown and text in page
     (section,) = json.loads(render_json(report))["presets"][0]["studies"]
     sgdm, tam, _ = section["ladder"]
