@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -20,13 +21,21 @@ OWN_OPTIONS = ("--encoder", "--model", "--checkpoint")  # they need a folder wit
 
 def commands() -> Iterator[tuple[str, ...]]:
     """Return the words of every command on the pages, each once."""
-    texts = (text for page in PAGES for text in COMMAND.findall(page.read_text(encoding="utf-8")))
-    seen = {tuple(shlex.split(text)) for text in texts}
+    pages = (page.read_text(encoding="utf-8").replace("\\\n", "") for page in PAGES)
+    seen = {tuple(shlex.split(text)) for page in pages for text in COMMAND.findall(page)}
     yield from sorted(words for words in seen if "COMMAND" not in words and "NAME" not in words)
 
 
 RUNS = [words for words in commands() if words[0] == "run" and len(words) > 1]
 OTHERS = [words for words in commands() if words[0] != "run"]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(DOCS).as_posix())
+def test_tables_and_code_fit_their_page(page: Path) -> None:
+    lines = ["", *page.read_text(encoding="utf-8").splitlines()]
+    for before, line in pairwise(lines):
+        assert not line.startswith("|") or before.startswith("|") or not before, line  # else it is no table
+        assert not line.startswith("    ") or len(line) <= 92, line
 
 
 def test_every_experiment_is_run_on_its_page() -> None:
