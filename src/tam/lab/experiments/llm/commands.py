@@ -50,7 +50,7 @@ def score(
         required = names or Config(**record.config).tasks
         try:
             scoring.score_trial(folder / "trials" / record.key, required, data_folder, torch.device(device))
-        except LabError as error:  # the others go on
+        except LabError as error:  # the others are still scored
             print(f"tam: {error}", file=sys.stderr)
         scores = {task: stored["score"] for task, stored in record.scores.items() if task in required}
         values = ", ".join(f"{task} {value:.2f}" for task, value in scores.items())
