@@ -5,7 +5,7 @@
 #   make docs-serve  show the site at http://127.0.0.1:8000 while you write
 #   make results  write the pages of results/ from the packed results
 #   make theory   write the tables and pictures of docs/how-it-works/theory.md
-#   make findings write docs/results/findings.md and docs/results/claims/ from the packed results
+#   make findings write docs/results/claims/ and the pages of docs/results/ that have a template
 #   make notebook run examples/tour.ipynb and store its outputs
 #   make bench    time the step against torch's optimizers, on the GPU if there is one
 #   make words    list the files with stumbling words and long sentences

@@ -1,29 +1,21 @@
-"""Write docs/results/: claims, findings.md and when-to-use.md, computed from the packed results."""
+"""Write docs/results/: claims and every page with a template, computed from the packed results."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
-from statistics import fmean
 
+from experiment_pages import ExperimentPages
+from figures import Figures
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from tam.lab.core.ladder_plan import LadderPlan
-from tam.lab.core.runner import finished_trials
-from tam.lab.report.claim_pages import (
-    build_pages,
-    format_estimate,
-    format_part,
-    headline,
-    judged_hypotheses,
-    table_rows,
-)
+from tam.lab.report.claim_pages import build_pages, headline, judged_hypotheses, table_rows
 from tam.lab.report.claims import paper_claims, read_claims
-from tam.lab.report.comparisons import StudyResults
 from tam.lab.report.evidence import Evidence, load_evidence
 from tam.lab.report.ladder_charts import loss_chart
 from tam.lab.report.render import render_svg
-from tam.lab.report.statistics import Estimate
-from tam.lab.report.verdicts import PartResult, judge_claims
+from tam.lab.report.verdicts import judge_claims
 
 RESULTS = Path(__file__).parent
 DOCS = RESULTS.parent / "docs" / "results"
@@ -35,55 +27,26 @@ def build() -> dict[Path, str]:
     evidence = load_evidence([RESULTS])
     rows = judge_claims(claims, evidence)
     pages = build_pages(rows, evidence, picture, DOCS / "claims")
-    parts = {(row.claim.number, one.part.label): one for row in rows for one in row.parts}
-
-    def part(number: int, label: str) -> str:
-        return format_part(parts[number, label]) or "not run"
-
-    def control(number: int, label: str) -> str:
-        return text(parts[number, label], next(iter(parts[number, label].controls.values()), None))
-
-    def equal_lr(number: int, label: str) -> str:
-        return text(parts[number, label], parts[number, label].equal_lr)
-
-    def text(result: PartResult, found: Estimate | None) -> str:
-        return "not run" if found is None else format_estimate(result.part, found)
-
-    def results_of(source: str) -> StudyResults:
-        experiment, preset, study = source.split("/")
-        return StudyResults(evidence.plans[experiment, preset, study])
-
-    def difference(source: str, variant: str, other: str) -> str:
-        results = results_of(source)
-        found = results.difference(variant, other)
-        return "not run" if found is None else found.format(results.study.digits)
-
-    def outcome(source: str, variant: str) -> str:
-        values = results_of(source).outcomes[variant].values(results_of(source).study.outcome)
-        return f"{fmean(values.values()):.1f}"
-
-    functions = {
-        "difference": difference,
-        "outcome": outcome,
-        "part": part,
-        "control": control,
-        "equal_lr": equal_lr,
-    }
-    pretrain = [plan for (name, preset, _), plan in evidence.plans.items() if name == "pretrain"]
     context = {
+        **Figures(evidence, rows).functions(),
         "headline": headline(rows),
         "rows": table_rows(rows, evidence, DOCS),
         "h": {one.number: one for one in judged_hypotheses(evidence)},
-        "trials": len({record.key for plan in pretrain for record in finished_trials(plan).values()}),
-        **functions,
+        "lab": ExperimentPages(evidence, rows, DOCS),
     }
     environment = Environment(loader=FileSystemLoader(DOCS), undefined=StrictUndefined, trim_blocks=True)
+    templates = [path.relative_to(DOCS).as_posix() for path in sorted(DOCS.rglob("*.md.j2"))]
     texts = {
-        DOCS / name: environment.get_template(f"{name}.j2").render(context) + "\n"
-        for name in ("findings.md", "when-to-use.md")
+        DOCS / name.removesuffix(".j2"): tidy(environment.get_template(name).render(context))
+        for name in templates
     }
     files = {DOCS / "claims" / name: content for name, content in pages.items() if name != "claims.html"}
     return {**files, **texts, DOCS / "claims" / "ladder.svg": ladder_picture(evidence)}
+
+
+def tidy(text: str) -> str:
+    """Return a page without the empty lines that tags of a template leave."""
+    return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
 
 
 def ladder_picture(evidence: Evidence) -> str:

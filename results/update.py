@@ -22,7 +22,7 @@ HEADER = """\
 
 Each folder holds the trials of one experiment in a packed file, and a report. `tam lab report FOLDER -o
 report.html` writes the page with all charts. `tam lab unpack` gives the run folder back. `make results`
-writes this page and the reports. [What the runs have shown](../findings.md) says what they mean.
+writes this page and the reports. [What the runs have shown](../docs/results/findings.md) says what they mean.
 
 The last column counts comparisons by their 95 % intervals. They are exploratory: `tam lab verdicts` judges
 the paper's claims.

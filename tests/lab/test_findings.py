@@ -2,39 +2,62 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 import json
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
+from tam.lab.core.registry import experiment_names
+from tam.lab.report.evidence import Evidence
+
 ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs" / "results"
 
 
 @pytest.fixture(scope="module")
-def script() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("findings", ROOT / "results" / "findings.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+def script() -> Iterator[ModuleType]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(ROOT / "results")
+        yield importlib.import_module("findings")
 
 
 def test_pages_are_those_that_the_script_writes(script: ModuleType) -> None:
-    for path, content in script.build().items():
+    pages = script.build()
+    for path, content in pages.items():
         assert path.read_text(encoding="utf-8") == content, f"{path.name} is out of date: run `make findings`"
+    templates = {path.with_suffix("") for path in DOCS.rglob("*.md.j2")}
+    assert templates <= pages.keys()
+
+
+def test_every_experiment_has_a_page(script: ModuleType) -> None:
+    pages = importlib.import_module("experiment_pages").PAGES
+    assert sorted(name for names in pages.values() for name in names) == experiment_names()
+    index = (DOCS / "experiments" / "index.md").read_text(encoding="utf-8")
+    for name in pages:
+        assert (DOCS / "experiments" / f"{name}.md").exists() and f"| [{name}]({name}.md) |" in index
+
+
+def test_a_sentence_that_the_results_do_not_bear_out_is_an_error(script: ModuleType) -> None:
+    figures = importlib.import_module("figures").Figures(Evidence(), [])
+    assert figures.check(True) == ""
+    with pytest.raises(ValueError, match="do not bear out"):
+        figures.check(False)
+    with pytest.raises(KeyError):
+        figures.estimate("online/registered/claim13-80", "TAM", "SGDM")
 
 
 def test_findings_are_one_short_page() -> None:
-    text = (ROOT / "docs" / "results" / "findings.md").read_text(encoding="utf-8")
+    text = (DOCS / "findings.md").read_text(encoding="utf-8")
     prose = re.sub(r"\]\([^)]*\)|^\| ---.*$", "]", text, flags=re.MULTILINE)
     assert len([word for word in prose.split() if re.search(r"\w", word)]) <= 900
 
 
 def test_the_readme_has_the_figures_of_the_claim_table() -> None:
-    path = ROOT / "docs" / "results" / "claims" / "claims.json"
+    path = DOCS / "claims" / "claims.json"
     claims = json.loads(path.read_text(encoding="utf-8"))["claims"]
     (runtime,) = (one for one in claims if one["number"] == 11)
     (part,) = (one for one in runtime["parts"] if one["label"] == "8 x 512 tokens")

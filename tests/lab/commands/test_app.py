@@ -182,4 +182,4 @@ def test_data_check_and_get(tmp_path: Path) -> None:
         path.parent.mkdir(exist_ok=True)
         path.touch()
     code, output = tam_lab("data", "check", "wikitext-2", "--data", tmp_path)
-    assert code == 0 and "neither size nor md5 is known of" in output
+    assert code == 0 and "neither size nor md5 is known for" in output

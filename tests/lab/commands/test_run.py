@@ -31,7 +31,7 @@ def test_a_run_is_done_once(folder: Path) -> None:
     stamps = {path: path.stat().st_mtime_ns for path in folder.glob("trials/*/result.json")}
     code, output = tam_lab("run", "images", "--preset", "smoke", "--out", folder, "--device", "cpu")
     assert code == 0 and "trials to run" not in output
-    assert "all 12 trials are finished: nothing to run\n" in output and ": done. For a report" in output
+    assert "all 12 trials are finished: nothing to run\n" in output and ": done. Write a report" in output
     assert {path: path.stat().st_mtime_ns for path in folder.glob("trials/*/result.json")} == stamps
     assert selections_of(load_existing_results(folder)) == [Selection("images", "smoke", tuning_seeds=1)]
 
@@ -115,7 +115,7 @@ def test_the_report_in_a_browser(folder: Path, tmp_path: Path) -> None:
         ),
         (
             ["run", "images", "--preset", "smoke", "--out", "X", "--device", "tpu"],
-            "--device tpu: must be auto, cpu, cuda or cuda:N",
+            "--device must be auto, cpu, cuda or cuda:N, got 'tpu'",
         ),
         (
             ["run", "images", "--preset", "smoke", "--out", "X", "--device", "cuda:9"],
@@ -145,7 +145,7 @@ def test_the_report_in_a_browser(folder: Path, tmp_path: Path) -> None:
         (["score", "X", "--tasks", "BIOSSES, Nonsense"], "MTEB has no task 'Nonsense'"),
         (["status", "X"], "No such folder: "),
         (["report", "X", "-o", "X.html"], "No such folder: "),
-        (["pack", "X", "-o", "X.zip"], "X.zip: must end in .xz"),
+        (["pack", "X", "-o", "X.zip"], "--out must end in .xz, got "),
         (["run", "toy", "--dry-run", "--engine", "dask", "--out", "X"], "must be one of local, ray"),
         (["run", "toy", "--dry-run", "--device", "cuda:9", "--out", "X"], "--device cuda:9: no such GPU"),
         (["data", "check", "cifar10", "--data", "X"], "cifar10 is incomplete: 6 of 6 files missing"),
@@ -205,7 +205,7 @@ def test_a_second_run_waits_for_the_first(tmp_path: Path) -> None:
         for folder in folders:
             held.enter_context(folder.at_work())
         with start_process(arguments) as (process, lines):
-            waits = f"nother run works on the {len(folders)} trials that are left"
+            waits = f"waiting: another run works on the {len(folders)} trials that are left"
             assert any(waits in line for line in lines)
             held.close()
             rest = "".join(lines)

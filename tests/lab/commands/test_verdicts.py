@@ -66,6 +66,18 @@ def test_the_pages_agree(pages: Path) -> None:
     assert len(parts) == len(compared)
 
 
+def test_the_verdict_is_next_to_the_claim(pages: Path) -> None:
+    """A narrow screen shows the first columns of a table; the others scroll."""
+    verdicts = [one["verdict"] for one in json.loads((pages / "claims.json").read_text())["claims"]]
+    markdown, page = ((pages / name).read_text() for name in ("claims.md", "claims.html"))
+    rows = [line.split(" | ") for line in markdown.splitlines() if line.startswith("| ")]
+    assert [row[2] for row in rows if row[2] != "---"][1 : len(verdicts) + 1] == verdicts
+    cells = [re.findall(r"<td[^>]*>(.*?)</td>", row) for row in re.findall(r"<tr><td.*?</tr>", page)]
+    assert [row[2] for row in cells][: len(verdicts)] == verdicts
+    scrolled = re.findall(r'<div class="table[^>]*>', page)
+    assert scrolled and all('tabindex="0"' in one for one in scrolled)  # for the arrow keys
+
+
 def test_links_lead_to_sections_of_reports(pages: Path) -> None:
     links = re.findall(r"\]\(([^)#]*report\.md)#([^)]*)\)", (pages / "claims.md").read_text())
     assert len(links) >= 5

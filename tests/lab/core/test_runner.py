@@ -86,7 +86,7 @@ def test_a_device_that_is_missing_and_one_that_is_none_differ() -> None:
     check_device("cpu", 0)
     check_device("cuda:1", 2)
     for name in ("tpu", "cuda:x", "", "meta"):
-        with pytest.raises(LabError, match=f"--device {name}: must be auto, cpu, cuda or cuda:N"):
+        with pytest.raises(LabError, match=f"--device must be auto, cpu, cuda or cuda:N, got {name!r}"):
             check_device(name, 1)
     with pytest.raises(LabError, match="--device cuda: no such GPU, this machine has none"):
         check_device("cuda", 0)

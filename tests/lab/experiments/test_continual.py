@@ -145,9 +145,9 @@ def test_a_run_that_diverged_has_forgotten_nothing_that_counts(tmp_path: Path) -
         folder = TrialFolder(tmp_path, trial)
         with folder.at_work():
             folder.finish(result, 1.0, CPU)
-    text = "forgetting 50.00 points (n = 1); after the last experience 30.0, 90.0"
-    plan = Plan(EXPERIMENT, study, load_results(tmp_path))
-    assert EXPERIMENT.extras.lines(plan) == [f"{study.variants[0].name}: {text}."]
+    forgetting, matrix = EXPERIMENT.extras.tables(Plan(EXPERIMENT, study, load_results(tmp_path)))
+    assert forgetting.rows == [[study.variants[0].name, "50.00", "1"]]
+    assert matrix.rows[-1] == ["2", "30.0", "90.0"]
 
 
 # ---------------------------------------------------------------------- streams
@@ -228,7 +228,7 @@ def test_the_report_has_the_mean_matrix_of_a_variant(tmp_path: Path) -> None:
     for trial, matrix in zip(trials, matrices, strict=True):
         folder = TrialFolder(tmp_path, trial)
         with folder.at_work():
-            folder.finish({"matrix": matrix, "diverged": False}, 1.0, CPU)
-    assert EXPERIMENT.extras.tables(Plan(EXPERIMENT, study, load_results(tmp_path))) == [
-        ([f"{variant.name}: after", "on 1", "on 2"], [["1", "20.0", "2.5"], ["2", "10.0", "50.0"]])
-    ]
+            folder.finish({"matrix": matrix, "forgetting": 0.0, "diverged": False}, 1.0, CPU)
+    _, table = EXPERIMENT.extras.tables(Plan(EXPERIMENT, study, load_results(tmp_path)))
+    assert table.header == [f"{variant.name}: after", "on 1", "on 2"]
+    assert table.rows == [["1", "20.0", "2.5"], ["2", "10.0", "50.0"]]

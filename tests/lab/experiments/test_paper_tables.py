@@ -270,7 +270,7 @@ def test_the_command(tmp_path: Path) -> None:
     assert html.count("<svg ") == 4 and "RoBERTa 25 of 42" in html
     assert not re.search(r'https?:|src=|href="[^#]|url\(|@import', html)
     code, output = tam_lab("paper", "mteb", "-o", tmp_path / "mteb.md")
-    assert code == 1 and "mteb.md: must end in .html" in output
+    assert code == 1 and "--out must end in .html" in output and "mteb.md" in output
 
 
 def test_the_commands_json() -> None:

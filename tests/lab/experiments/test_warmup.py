@@ -227,7 +227,7 @@ def test_diverged_forks_have_no_figure_in_the_report(tmp_path: Path) -> None:
     plan = write_results(tmp_path, study, name, [dict(diverged), dict(diverged)])
     text = render_markdown(build_report([PresetGroup([plan], ())]))
     assert f"| {name} | 0.1 | 0.1 | 0 of 2, 2 diverged | no figure |" in text
-    assert ": .\n" not in text and "at an end" not in text.split("- **")[0]
+    assert text.count(f"| {name} |") == 1 and "at an end" not in text.split("- **")[0]
 
 
 def test_barriers_against_a_line_written_out(tmp_path: Path) -> None:
@@ -319,8 +319,23 @@ def test_a_report_says_how_long_the_step_after_a_switch_is(tmp_path: Path) -> No
     ]
     results = [{"validation": 90.0, "metrics": metrics} for metrics in rows]
     plan = write_results(tmp_path, EXPERIMENT.presets["smoke"][0], name, results)
-    (line,) = EXPERIMENT.extras.lines(plan)
-    assert line.startswith(f"{name}: the first step after the switch has 0.50, 0.40 of the length")
+    (table,) = EXPERIMENT.extras.tables(plan)
+    assert "first step after the switch" in table.caption
+    assert table.header == ["variant", "seed 0", "seed 1"] and table.rows == [[name, "0.50", "0.40"]]
+
+
+def test_a_report_has_the_first_jump_of_each_seed(tmp_path: Path) -> None:
+    def rows(*norms: float) -> list[dict[str, float]]:
+        return [{"epoch": i, "grad_norm": norm} for i, norm in enumerate(norms, 1)]
+
+    study, flat = EXPERIMENT.presets["smoke"][0], rows(*[1.0] * 12)
+    results = [{"validation": 90.0, "metrics": metrics} for metrics in (flat, rows(*[1.0] * 11, 2.0))]
+    plan = write_results(tmp_path, study, "TAM", results)
+    (table,) = EXPERIMENT.extras.tables(plan)
+    assert table.rows == [["TAM", "none", "12 (x 2.00)"]] and not EXPERIMENT.extras.lines(plan)
+    steady = write_results(tmp_path / "steady", study, "TAM", [{"validation": 90.0, "metrics": flat}])
+    assert not EXPERIMENT.extras.tables(steady)
+    assert EXPERIMENT.extras.lines(steady) == ["No run has a jump of the gradient norm."]
 
 
 def test_forks_are_planned_at_a_fixed_lr_and_with_a_tail() -> None:
@@ -347,8 +362,9 @@ def test_a_report_says_how_far_apart_forks_are(tmp_path: Path) -> None:
     study = fork_study()
     name = study.variants[0].name
     plan = write_results(tmp_path, study, name, [{"barrier_train": 0.25, "apart": 0.004}])
-    lines = [f"{name}: training loss 0.2500, forks 0.004 of their norm apart."]
-    assert EXPERIMENT.extras.lines(plan) == lines
+    (table,) = EXPERIMENT.extras.tables(plan)
+    (row,) = table.rows
+    assert (row[0], row[1], row[-1]) == (name, "0.2500", "0.004") and set(row[2:-1]) == {""}
 
 
 def test_a_report_says_when_a_barrier_is_the_loss_of_an_end(tmp_path: Path) -> None:
@@ -357,7 +373,8 @@ def test_a_report_says_when_a_barrier_is_the_loss_of_an_end(tmp_path: Path) -> N
     losses = ([1.5, 1.2, 1.0], [1.0, 1.5, 1.0])
     results = [{"barrier_train": max(line) - (line[0] + line[-1]) / 2, "line_train": line} for line in losses]
     plan = write_results(tmp_path, study, name, results)
-    assert EXPERIMENT.extras.lines(plan) == [f"{name}: training loss 0.3750 (at an end in 1 of 2)."]
+    (table,) = EXPERIMENT.extras.tables(plan)
+    assert table.rows[0][:2] == [name, "0.3750 (at an end in 1 of 2)"]
 
 
 def test_a_warm_up_records_the_settings_of_its_first_optimizer(tmp_path: Path) -> None:

@@ -16,8 +16,8 @@ from tests.lab.report.results import ALL, LESS, SGDM, TAM, VARIANTS, WORKLOAD, f
 
 ALIKE = [90.1, 90.1, 90.2, 90.3, 90.4]  # SGDM ± 0.1
 EXPLORATORY = (
-    "These intervals are exploratory (Student's t, one comparison each); the command tam lab verdicts judges "
-    "the paper's claims."
+    "These intervals are exploratory: Student's t, one comparison each. The command 'tam lab verdicts' "
+    "judges the paper's claims."
 )
 
 

@@ -13,7 +13,7 @@ from tam.lab.report.forest import ForestRow, Mark, Shape, forest_plot
 from tam.lab.report.render import render_svg
 from tests.lab.report.results import SGDM, TAM, VARIANTS, WORKLOAD, group_with
 
-LEFT, ZERO, RIGHT, MARGIN = 256.0, 346.0, 436.0, 18.0  # pixels: -5 margins, none, +5 margins, and one
+LEFT, ZERO, RIGHT, MARGIN = 312.0, 402.0, 492.0, 18.0  # pixels: -5 margins, none, +5 margins, and one
 BAD = "\"><script>alert(1)</script>&'"
 
 
@@ -39,7 +39,7 @@ def interval_of(svg: ElementTree.Element) -> tuple[float, ...]:
 
 def arrows_of(svg: ElementTree.Element) -> list[float]:
     """Return the tips of the arrows."""
-    paths = [one.attrib["d"] for one in group_of(svg).iter("path") if one.get("class") == "mark"]
+    paths = [one.attrib["d"] for one in group_of(svg).iter("path") if one.get("class") == "arrow"]
     return [float(re.findall(r"M([\d.]+)", d)[0]) for d in paths]
 
 
@@ -61,7 +61,10 @@ def test_right_favours_tam_also_where_lower_is_better(higher: bool) -> None:
     assert low < x_of(svg) < high and (low > ZERO if higher else high < ZERO)
     texts = [one.text for one in svg.iter("text")]
     assert {"digits: TAM", "against SGDM", "n = 5"} <= set(texts)
-    assert any((text or "").startswith("+1.98 [+1.") for text in texts)  # in the units of the outcome
+    sign = "+" if higher else "-"  # the figures agree with the side
+    assert any(
+        (text or "").startswith(f"{sign}1.98 [{sign}") for text in texts
+    )  # in the units of the outcome
 
 
 @pytest.mark.parametrize(
@@ -78,10 +81,15 @@ def test_what_is_clipped_has_an_arrow(mark: Mark, tips: list[float]) -> None:
     assert arrows_of(svg) == tips and LEFT < x_of(svg) < RIGHT
 
 
-def test_an_interval_without_ends_goes_from_edge_to_edge() -> None:
-    svg = plot(Mark("square", 0.0, -math.inf, math.inf))
-    assert interval_of(svg) == (LEFT, RIGHT) and arrows_of(svg) == [LEFT - 5, RIGHT + 5]
-    assert not [one for one in plot(Mark("square", 0.0)).iter("path") if one.get("class") == "interval"]
+def test_an_interval_with_one_end_goes_to_the_edge() -> None:
+    svg = plot(Mark("square", 1.0, 0.0, math.inf))
+    assert interval_of(svg) == (ZERO, RIGHT) and arrows_of(svg) == [RIGHT + 5]
+
+
+@pytest.mark.parametrize("end", [math.nan, math.inf])
+def test_an_interval_without_ends_is_not_drawn(end: float) -> None:
+    svg = plot(Mark("square", 0.0, -end, end))
+    assert not [one for one in svg.iter("path") if one.get("class") == "interval"] and not arrows_of(svg)
 
 
 def test_a_screen_reader_has_a_title_and_a_description() -> None:

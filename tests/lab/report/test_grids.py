@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
+from markupsafe import escape
+
 from tam.lab.core.plan import Plan
 from tam.lab.core.selection import PresetGroup
 from tam.lab.core.study import Variant
@@ -55,7 +57,7 @@ def test_every_lr_and_the_differences_at_equal_effective_lrs() -> None:
         ["0.2", "", "60.00 ± 10.00"],
     ]
     assert table.caption == (
-        "Every lr of the grids: validation %, tuning seeds 100, 101, 102. In brackets: TAM minus SGDM."
+        'Every lr of the grids: validation %, tuning seeds 100, 101, 102. In brackets: "TAM" minus "SGDM".'
     )
 
 
@@ -67,7 +69,7 @@ def test_the_table_follows_that_of_the_variants() -> None:
     cell = "92.50 ± 1.50 (+2.00 [-0.48, +4.48])"
     assert f"<td>{cell}</td>" in render_html(report)
     assert r"| 92.50 ± 1.50 (+2.00 \[-0.48, +4.48\]) |" in render_markdown(report)
-    assert f"<caption>{table_of().caption}</caption>" in render_html(report)
+    assert f"<caption>{escape(table_of().caption)}</caption>" in render_html(report)
     assert f"\n\n{table_of().caption}\n\n| effective lr |" in render_markdown(report)
 
 
@@ -101,7 +103,7 @@ def test_the_comparator_is_the_one_that_shares_most_lrs() -> None:
     wide = Variant("SGDM, wide", "sgdm", (0.05, 0.1, 0.2))
     variants = (GRIDS[0], Variant("TAM", "tam", (0.1, 0.2, 0.4), against=("SGDM, wide",)), wide)
     scores = {**SCORES, **{("SGDM, wide", lr): (90.0, 91.0, 93.0) for lr in wide.lrs}}
-    assert table_of(scores, variants).caption.endswith("In brackets: TAM minus SGDM, wide.")
+    assert table_of(scores, variants).caption.endswith('In brackets: "TAM" minus "SGDM, wide".')
     # TAM(0.4): -40, -31, -23: mean -31.33, standard deviation 8.505.
     assert table_of(scores, variants).rows[2][2].startswith("60.00 ± 10.00 (-31.33 [-52.46, -10.21])")
 

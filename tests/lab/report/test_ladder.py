@@ -110,7 +110,7 @@ def test_failures_and_means_by_rung(report: Report) -> None:
     assert failures.rows[2] == ["TAM, shuffled damping", "0/2", "0/2", "0/2", "0/2", "0/1"]
     assert losses.rows[0] == ["SGDM", "1.100", "1.000", "1.040", "1.500", "5.000"]
     assert losses.rows[2][-1] == "0.990 (n = 1)"
-    text = "TAM, shuffled damping: 1 run missing, where TAM diverged and left no d."
+    text = '"TAM, shuffled damping": 1 run missing, where "TAM" diverged and left no d.'
     assert text in section_of(report).paragraphs
 
 
@@ -136,7 +136,7 @@ def test_rungs_above_failures_count_as_the_cap() -> None:
     assert not plan.to_run()
     section = section_of(build_report([PresetGroup([plan], ())]))
     assert section.tables[1].rows[0] == ["SGDM", "0/4", "4/4", "4/4", "left out", "left out"]
-    assert "SGDM: not run at 0.8, 1.6, above two rungs where every seed failed." in section.paragraphs
+    assert '"SGDM": not run at 0.8, 1.6, above two rungs where every seed failed.' in section.paragraphs
     (row,) = section.ladder
     assert row.sensitivity is not None and row.sensitivity.value == pytest.approx((1 + 1 + 4 + 4) / 5)
     assert (row.missing, row.planned) == (0, 12)
@@ -160,7 +160,7 @@ def test_nothing_is_compared_and_no_verdict_is_given(report: Report) -> None:
     section = section_of(report)
     assert all(one.difference is None for one in section.variants)
     assert section.facts["cap"] == "5" and section.facts["tolerance"] == "0.02"
-    assert section.facts["learning rates"].startswith("SGDM 0.1, 0.2, 0.4, 0.8, 1.6 (a ladder)")
+    assert section.facts["learning rates"].startswith("SGDM: 0.1, 0.2, 0.4, 0.8, 1.6 (a ladder)")
 
 
 def test_a_study_next_to_a_ladder_is_compared_as_before(plan: LadderPlan) -> None:
@@ -174,7 +174,7 @@ def test_a_study_next_to_a_ladder_is_compared_as_before(plan: LadderPlan) -> Non
 
 def test_markdown_html_and_json_have_the_ladder(report: Report) -> None:
     markdown, page = render_markdown(report), render_html(report)
-    for text in ("after the best shift", "Failed trials of finished ones, by effective lr."):
+    for text in ("after the best shift", "Failed trials per finished trials, by effective lr."):
         assert text in markdown and text in page
     (section,) = json.loads(render_json(report))["presets"][0]["studies"]
     sgdm, tam, _ = section["ladder"]

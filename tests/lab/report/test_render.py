@@ -14,7 +14,7 @@ from markupsafe import Markup
 from tam.lab.core.config import TrialConfig
 from tam.lab.core.registry import ReportExtras
 from tam.lab.core.selection import PresetGroup
-from tam.lab.core.study import Curve, Variant
+from tam.lab.core.study import Curve, Table, Variant
 from tam.lab.report import build_report, render_html, render_markdown
 from tam.lab.report.charts import Series, line_chart
 from tam.lab.report.model import Report, Section, TableData
@@ -95,7 +95,7 @@ def hostile_report(text: str) -> Report:
     extras = ReportExtras(
         figures=lambda plan, styles: [line_chart([Series(text, [1, 2], [1, 2])], text, text, text), text],
         lines=lambda plan: [text],
-        tables=lambda plan: [([text], [[text]])],
+        tables=lambda plan: [Table([text], [[text]], text)],
     )
     curves = (Curve("loss", text, text, by=text),)
     plan = plan_for(
@@ -121,7 +121,7 @@ def test_html_shows_hostile_text_as_text(text: str) -> None:
     assert {text, f"TAM {text}", f"images: {text} (preset paper)"} <= set(parser.text)
     # The table of the grids, the row of the forest plot, the anchors and the summaries of settings.
     assert {f"{text}: TAM {text}", f"against {text}"} <= set(parser.text)
-    assert any(f"In brackets: TAM {text} minus {text}." in one for one in parser.text)
+    assert any(f'In brackets: "TAM {text}" minus "{text}".' in one for one in parser.text)
     first, second = parser.anchors
     assert re.fullmatch(r"images-paper-[A-Za-z0-9.-]*", first) and second == f"{first}-2"
     assert parser.links == [f"#{anchor}" for anchor in parser.anchors]

@@ -88,16 +88,25 @@ def test_reports_have_no_verdicts() -> None:
 def test_a_variant_with_the_runs_of_another() -> None:
     again = replace(VARIANTS[0], name="SGDM, more lrs")
     group = group_with(ALL, variants=(*VARIANTS, again))
-    paragraphs = section_of(group).paragraphs
-    assert "SGDM, more lrs: the same runs as SGDM, at the same lr." in paragraphs
-    assert sum("the same runs as" in line for line in section_of(group_with({})).paragraphs) == 0
+    assert '"SGDM, more lrs" has the same lr and runs as "SGDM".' in section_of(group).paragraphs
+    assert sum("runs as" in line for line in section_of(group_with({})).paragraphs) == 0
 
 
 def test_further_comparisons_are_below_the_table() -> None:
     sgd = Variant("SGD", "sgd", (1.0,))
     tam = replace(VARIANTS[1], against=("SGD",))
     group = group_with({"SGDM": SGDM, "TAM": TAM, "SGD": LESS}, variants=(VARIANTS[0], tam, sgd))
-    assert "TAM minus SGD: +1.06 [+0.92, +1.20], n = 5." in section_of(group).paragraphs
+    further = section_of(group).tables[1]
+    assert further.rows == [["TAM", "SGD", "+1.06 [+0.92, +1.20]", "5"]]
+
+
+def test_the_mean_s_and_d_are_below_the_table() -> None:
+    group = group_with({"SGDM": SGDM, "TAM": TAM}, variants=VARIANTS[:2])
+    (plan,) = group.plans
+    for seed, trial in enumerate(plan.comparison_trials(VARIANTS[1]) or []):
+        plan.results.records[trial.key].metrics = [{"epoch": 1, "alignment": 0.1 * seed}]  # mean 0.2
+    _, damping = section_of(group).tables
+    assert (damping.header, damping.rows) == (["variant", "mean s", "mean d"], [["TAM", "+0.200", "0.600"]])
 
 
 def test_what_a_preset_plans_and_was_not_run_is_named() -> None:
@@ -135,7 +144,7 @@ def test_a_winner_at_the_edge_of_its_grid_is_marked() -> None:
     group = PresetGroup([plan], ())
     assert rows_of(group)["SGDM"]["lr"] == "0.1 (edge of its grid)"
     facts = section_of(group).facts
-    assert facts["learning rates"] == "SGDM 0.01, 0.1 (tuned, seeds 100); TAM 0.2 (fixed)"
+    assert facts["learning rates"] == "SGDM: 0.01, 0.1 (tuned, seeds 100); TAM: 0.2 (fixed)"
 
 
 def test_what_cannot_be_averaged_is_counted_as_diverged() -> None:
@@ -151,7 +160,8 @@ def test_it_says_why_controls_have_fewer_seeds() -> None:
     for trial in trials:
         if trial.seed != 1:
             finish(plan, trial, 91.0)
-    explained = f"{' and '.join(names)}: no run with seed 1, where TAM diverged and left no d."
+    quoted = " and ".join(f'"{name}"' for name in names)
+    explained = f'{quoted}: no run with seed 1, where "TAM" diverged and left no d.'
     assert explained in section_of(group).paragraphs
     for trial in trials:
         finish(plan, trial, 91.0)
@@ -193,6 +203,22 @@ def test_a_diverged_run_does_not_flatten_the_curves() -> None:
         record.stored_result["diverged"] = True
     (chart,) = section_of(group).charts
     assert "SGDM, epoch 3: 2e+11 (0.3333 to 1e+12)" in chart
+
+
+@pytest.mark.parametrize("diverged", [True, False])
+def test_a_variant_whose_runs_all_exploded_does_not_flatten_the_others(diverged: bool) -> None:
+    group = group_with({"SGDM": SGDM, "TAM": TAM}, variants=VARIANTS[:2])
+    (plan,) = group.plans
+    for trial in plan.comparison_trials(VARIANTS[1]) or []:
+        record = plan.results.records[trial.key]
+        record.metrics = [{"epoch": epoch, "loss": 10.0**epoch} for epoch in (1, 2, 3, 4)]
+        record.stored_result["diverged"] = diverged
+    (chart,) = section_of(group).charts
+    assert [*looks_of(chart)] == ["SGDM"]
+    for trial in plan.comparison_trials(VARIANTS[1]) or []:
+        plan.results.records[trial.key].metrics[-1]["loss"] = 1000.0  # exactly 100 times the first one
+    (chart,) = section_of(group).charts
+    assert [*looks_of(chart)] == (["SGDM"] if diverged else ["SGDM", "TAM"])
 
 
 def test_a_variant_has_one_look_in_all_charts_of_a_page() -> None:

@@ -10,10 +10,11 @@ import pytest
 from scipy import stats as scipy_stats
 
 from tam.lab.core.study import Variant
+from tam.lab.report.claim_pages import format_estimate
 from tam.lab.report.claims import Claim, Part
 from tam.lab.report.evidence import Evidence
 from tam.lab.report.outcomes import Measure
-from tam.lab.report.statistics import equivalence_p, estimate, holm
+from tam.lab.report.statistics import Estimate, equivalence_p, estimate, holm
 from tam.lab.report.verdicts import Row, judge_claims
 from tests.lab.report.results import finish, plan_for
 
@@ -227,3 +228,20 @@ def test_holm_corrects_only_claims_that_would_hold() -> None:
     assert found == {1: "holds", 2: "does not hold"}
     twice = judge_claims([claim(one), claim(one, number=2)], made)
     assert [row.verdict for row in twice] == ["undecided", "undecided"]
+
+
+@pytest.mark.parametrize(
+    "rule, low, high, p, text",
+    [
+        ("superiority", -1.5, 2.5, 0.4, "+0.5 [-1.5, +2.5] epochs"),
+        ("superiority", math.nan, math.nan, math.nan, "+0.5 epochs"),  # one seed
+        ("log-rank", -math.inf, math.inf, 0.2, "+0.5 epochs, p = 0.2"),
+        ("log-rank", 5e-324, math.inf, 0.0123, "+0.5 epochs, p = 0.012"),
+        ("log-rank", -math.inf, math.inf, math.nan, "+0.5 epochs"),  # no run has a jump
+    ],
+)
+def test_a_test_without_an_interval_is_shown_with_its_p(
+    rule: str, low: float, high: float, p: float, text: str
+) -> None:
+    found = Estimate(0.5, low, high, p, 3)
+    assert format_estimate(part(rule=rule, unit="epochs"), found) == text

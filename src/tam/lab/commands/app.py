@@ -28,7 +28,7 @@ COMMANDS = {
 }
 GROUPS = {
     "data": "List, download and check the data sets.",
-    "paper": "Recompute the paper's own figures from its tables.",
+    "paper": "Recompute the paper's claims from its own tables.",
 }
 LazyCommand = tuple[str, Callable[[], Any]]  # the line that lists it, and what returns the click command
 

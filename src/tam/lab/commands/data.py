@@ -17,7 +17,9 @@ from tam.lab.core.results import Results
 from tam.lab.data import default_folder, files
 
 NAMES = list(sets.SETS)
-Name = Annotated[str, typer.Argument(help=f"One of {', '.join(NAMES)}.", autocompletion=lambda: NAMES)]
+Name = Annotated[
+    str, typer.Argument(metavar="NAME", help=f"One of {', '.join(NAMES)}.", autocompletion=lambda: NAMES)
+]
 
 
 def sets_needed(plan: Plan) -> list[str]:
@@ -28,7 +30,7 @@ def sets_needed(plan: Plan) -> list[str]:
 
 
 def list_data(data: DataFolder = None) -> None:
-    """Show the data sets, whether they are present, their download size and what needs them."""
+    """List the data sets: present or missing, download size, and the experiments that need them."""
     folder = data or default_folder()
     experiments, errors = load_experiments()
     users: dict[str, dict[str, None]] = {name: {} for name in sets.SETS}
@@ -38,7 +40,7 @@ def list_data(data: DataFolder = None) -> None:
                 users[name][experiment.name] = None
     for name, data_set in sets.SETS.items():
         size = f"{data_set.megabytes():.0f} MB" if data_set.megabytes() else "-"
-        print(f"{name:<12}{data_set.presence(folder):<12}{size:>8}  {', '.join(users[name]) or '-'}")
+        print(f"{name:<14}{data_set.presence(folder):<12}{size:>8}  {', '.join(users[name]) or '-'}")
     for name, error in errors.items():
         print(f"tam: {name} cannot be loaded, so its data is not listed: {error}", file=sys.stderr)
 
@@ -60,14 +62,14 @@ def get_data(name: Name, data: DataFolder = None) -> None:
 
 
 def check_data(name: Name, data: DataFolder = None) -> None:
-    """Check every file of a data set against its official size and md5, as far as they are known."""
+    """Check the files of a data set against their official sizes and md5 sums, where these are known."""
     folder = data or default_folder()
     layout = sets.find(name, folder)
     files.check(name, layout, folder)
     unchecked = ", ".join(file.path for file in layout.files if file.md5 is None)
     if not unchecked:
-        print(f"{name}: complete, and every file is the official one")
+        print(f"{name}: complete, and all files are the official ones")
     elif all(file.size is not None for file in layout.files):
-        print(f"{name}: complete, and every size is right; no official md5 is known of {unchecked}")
+        print(f"{name}: complete, and all sizes are right; no official md5 is known for {unchecked}")
     else:
-        print(f"{name}: complete; neither size nor md5 is known of {unchecked}")
+        print(f"{name}: complete; neither size nor md5 is known for {unchecked}")

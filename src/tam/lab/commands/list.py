@@ -16,7 +16,11 @@ from tam.lab.core.study import Ladder
 def list_experiments(
     name: Annotated[
         str | None,
-        typer.Argument(help="Show all studies and variants of this one.", autocompletion=experiment_names),
+        typer.Argument(
+            metavar="EXPERIMENT",
+            help="Show all studies and variants of this experiment.",
+            autocompletion=experiment_names,
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:

@@ -14,7 +14,7 @@ from tam.lab.data import default_folder
 _DATA = f"Data folder. Default: {default_folder()}."
 DataFolder = Annotated[Path | None, typer.Option("--data", metavar="FOLDER", help=_DATA, envvar="TAM_DATA")]
 ResultsPath = Annotated[
-    Path, typer.Argument(metavar="RESULTS", help="The --out of a run, or a file written by `tam lab pack`.")
+    Path, typer.Argument(metavar="RESULTS", help="The --out folder of a run, or a file of `tam lab pack`.")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 

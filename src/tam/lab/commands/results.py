@@ -21,11 +21,14 @@ from tam.lab.core.store import TrialFolder, write_whole
 def write_report(
     results: ResultsPath,
     out: Annotated[
-        Path, typer.Option("-o", "--out", metavar="FILE", help="report.html, or report.md for Markdown.")
+        Path,
+        typer.Option(
+            "-o", "--out", metavar="FILE", help="The file to write: report.html, or report.md for Markdown."
+        ),
     ] = Path("report.html"),
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of writing a report.")] = False,
 ) -> None:
-    """Write a report: tables next to the paper's, curves, settings and machines."""
+    """Write a report: results next to the paper's figures, curves and settings."""
     from tam.lab.report import WRITERS, build_report, render_json
 
     if as_json:
@@ -33,25 +36,28 @@ def write_report(
         return
     check_writable(out)
     if out.suffix.lower() not in WRITERS:
-        raise LabError(f"{out}: must end in {' or '.join(WRITERS)}")
+        raise LabError(f"--out must end in {' or '.join(WRITERS)}, got {out}")
     page = WRITERS[out.suffix.lower()](build_report(load_groups(results)))
     write_whole(out, page.encode())
     print(out)
 
 
 def pack_results(
-    folder: Annotated[Path, typer.Argument(help="The --out of a run.")],
-    out: Annotated[Path, typer.Option("-o", "--out", metavar="FILE", help="trials.jsonl.xz, for example.")],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The --out folder of a run.")],
+    out: Annotated[
+        Path,
+        typer.Option("-o", "--out", metavar="FILE", help="The file to write, for example trials.jsonl.xz."),
+    ],
 ) -> None:
     """Write the finished trials of a run folder into one packed file."""
     if out.suffix != ".xz":
-        raise LabError(f"{out}: must end in .xz")
+        raise LabError(f"--out must end in .xz, got {out}")
     check_writable(out)
     print(f"{out}: {pack(folder, out)} trials")
 
 
 def unpack_results(
-    file: Annotated[Path, typer.Argument(help="A packed file.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="A packed file.")],
     out: Annotated[Path, typer.Option("-o", "--out", metavar="FOLDER", help="The run folder to write.")],
 ) -> None:
     """Write the trials of a packed file into a run folder."""
@@ -82,7 +88,7 @@ class StudyStatus:
 
 
 def show_status(results: ResultsPath, as_json: AsJson = False) -> None:
-    """Show how far the runs of a folder are."""
+    """Show the progress of the runs in a folder."""
     studies = [study_status(plans, results) for plans in load_plans(results)]
     if as_json:
         print(json.dumps([asdict(study) for study in studies], indent=1))

@@ -1,4 +1,4 @@
-"""Run an experiment. Started again, the same command continues where it stopped."""
+"""Run an experiment. The same command continues a run that was stopped."""
 
 from __future__ import annotations
 
@@ -86,26 +86,30 @@ def make_run_command(name: str) -> Any:
 def run_experiment(
     experiment: Experiment,
     *,
-    preset: Annotated[str, Option(help=HELP["preset"], autocompletion=complete_preset)] = "quick",
+    preset: Annotated[
+        str, Option(metavar="NAME", help=HELP["preset"], autocompletion=complete_preset)
+    ] = "quick",
     out: Annotated[Path, Option(metavar="FOLDER", help=HELP["out"])] = Path("lab-results"),
     data: DataFolder = None,
-    study: Annotated[Names, Option(help=HELP["study"], autocompletion=complete_study)] = None,
-    variant: Annotated[Names, Option(help=HELP["variant"], autocompletion=complete_variant)] = None,
+    study: Annotated[Names, Option(metavar="NAME", help=HELP["study"], autocompletion=complete_study)] = None,
+    variant: Annotated[
+        Names, Option(metavar="NAME", help=HELP["variant"], autocompletion=complete_variant)
+    ] = None,
     arm: Annotated[Names, Option(hidden=True)] = None,  # the former name of --variant
     seeds: Annotated[int | None, Option(min=1, metavar="N", help=HELP["seeds"])] = None,
     controls: Annotated[bool, Option("--controls", help=HELP["controls"])] = False,
     dry_run: Annotated[bool, Option("--dry-run", help=HELP["dry_run"])] = False,
-    device: Annotated[str, Option(help=HELP["device"])] = "auto",
-    workers: Annotated[int | None, Option(min=1, help=HELP["workers"])] = None,
-    together: Annotated[int, Option(min=1, help=HELP["together"])] = 4,
+    device: Annotated[str, Option(metavar="DEVICE", help=HELP["device"])] = "auto",
+    workers: Annotated[int | None, Option(min=1, metavar="N", help=HELP["workers"])] = None,
+    together: Annotated[int, Option(min=1, metavar="N", help=HELP["together"])] = 4,
     save_every: Annotated[float, Option(min=0.0, metavar="SECONDS", help=HELP["save_every"])] = 60.0,
-    engine: Annotated[str, Option(help=HELP["engine"])] = "local",
-    address: Annotated[str | None, Option(help=HELP["address"])] = None,
+    engine: Annotated[str, Option(metavar="ENGINE", help=HELP["engine"])] = "local",
+    address: Annotated[str | None, Option(metavar="ADDRESS", help=HELP["address"])] = None,
     **own: str | None,
 ) -> None:
     """Run what is selected of an experiment, or describe it. `own` are the experiment's own options."""
     if address is not None and engine != "ray":
-        raise LabError("--address is the address of a Ray cluster: it needs --engine ray")
+        raise LabError("--address is for a Ray cluster: add --engine ray")
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
     on_gpu = device.startswith("cuda")
@@ -133,7 +137,7 @@ def run_experiment(
         with ProgressDisplay(quiet=not is_main) as display:
             runner.run(selection, location, count, display, engine, address)
     if is_main:
-        print(f"{out}: done. For a report, run: tam lab report {shlex.quote(str(out))} -o report.html")
+        print(f"{out}: done. Write a report with: tam lab report {shlex.quote(str(out))} -o report.html")
     if torchrun.started():
         torchrun.end_process()
 
@@ -151,7 +155,7 @@ def describe_run(plans: list[Plan], location: RunLocation, workers: int) -> list
         if total and per_trial is None:
             unknown.append(plan.study.name)
     if len(plans) > 1:
-        lines.append(f"in all: {describe_counts(runner.count_trials(plans))} (studies can share trials)")
+        lines.append(f"total: {describe_counts(runner.count_trials(plans))} (studies can share trials)")
     for name in dict.fromkeys(name for plan in plans for name in sets_needed(plan)):
         try:
             find(name, location.data)
@@ -159,7 +163,9 @@ def describe_run(plans: list[Plan], location: RunLocation, workers: int) -> list
         except DataError as error:
             lines.append(f"data: {error}")
     if unknown:
-        lines.append(f"time: unknown for {', '.join(unknown)}: no trial is finished in {location.root}")
+        lines.append(
+            f"time: unknown for {', '.join(unknown)}, because {location.root} has no finished trial of it"
+        )
     if seconds:
         others = " for the others" if unknown else ""
         lines.append(f"time: about {describe_duration(seconds)} with {workers} processes{others}")

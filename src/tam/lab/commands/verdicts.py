@@ -12,15 +12,15 @@ from tam.lab.core.errors import LabError
 from tam.lab.core.store import write_whole
 
 RESULTS = "Run folders, packed files, or folders that hold packed files."
-CLAIMS = "Claim file. Default: the paper's claims."
+CLAIMS = "File with the claims and their rules. Default: the paper's claims."
 
 
 def write_verdicts(
     results: Annotated[list[Path], typer.Argument(metavar="RESULTS...", help=RESULTS)],
-    out: Annotated[Path, typer.Option("-o", "--out", metavar="FOLDER", help="Where the pages are written.")],
+    out: Annotated[Path, typer.Option("-o", "--out", metavar="FOLDER", help="The folder for the pages.")],
     claims: Annotated[Path | None, typer.Option(metavar="FILE", help=CLAIMS)] = None,
 ) -> None:
-    """Judge the paper's claims: a table, a forest plot and a picture of the learning rates."""
+    """Judge the paper's claims. Write a table, a forest plot and a chart of the learning rates."""
     from tam.lab.report.claim_pages import build_pages, headline
     from tam.lab.report.claims import paper_claims, read_claims
     from tam.lab.report.evidence import load_evidence

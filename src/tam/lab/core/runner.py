@@ -59,7 +59,7 @@ def run(
     for why, count in _count_left_out(experiment, plans).items():
         on_event(Notice(f"{count} trials are left out: {why}"))
     if location.device == "cpu" and experiment.needs_gpu and selection.preset != "smoke":
-        on_event(Notice(f"the preset {selection.preset} is meant for a GPU: on a CPU it takes very long"))
+        on_event(Notice(f"the preset {selection.preset} is meant for a GPU and is very slow on a CPU"))
     with make_engine(engine, location, workers, on_event, address) as running_engine:
         remember_selection(selection, location.root)
         last_jobs: list[Job] = []
@@ -70,13 +70,13 @@ def run(
             free = jobs if torchrun.started() else [job for job in jobs if not job.is_busy(location.root)]
             if free and free == last_jobs:
                 message = f"{_count(free)} trials left no result in {location.root}"
-                raise LabError(f"{message}: did they run in another folder?")
+                raise LabError(f"{message}. Did they run in another folder?")
             if free:
                 on_event(replace(count_trials(plans), trials=_count(free)))
                 running_engine.run(free)
             else:
                 if not is_waiting:
-                    on_event(Notice(f"another run works on the {_count(jobs)} trials that are left: waiting"))
+                    on_event(Notice(f"waiting: another run works on the {_count(jobs)} trials that are left"))
                 time.sleep(POLL_SECONDS)
             is_waiting, last_jobs = not free, free
             results.refresh()
@@ -91,7 +91,7 @@ def make_plans(selection: Selection, location: RunLocation, engine: str, address
         raise LabError(f"--out {location.root} holds packed results. Unpack them first: tam lab unpack")
     plans = select_plans(selection, results)
     if engine not in ENGINES:
-        raise LabError(f"--engine {engine}: must be one of {', '.join(ENGINES)}")
+        raise LabError(f"--engine must be one of {', '.join(ENGINES)}, got {engine!r}")
     experiment = get_experiment(selection.experiment)
     if torchrun.started() and (engine != "local" or not experiment.runs_on_ranks):
         reason = "--engine ray" if engine != "local" else f"each trial of {experiment.name} has one process"
@@ -115,7 +115,7 @@ def _describe_finished(plans: Sequence[Plan]) -> str:
     """Return what to say if nothing can run."""
     count = len({key for plan in plans for key in finished_trials(plan)})
     if not all(plan.is_finished() for plan in plans):
-        return f"{count} trials are finished, and no other trial can run"
+        return f"{count} trials are finished, and no other trial can run. `tam lab status` says why"
     return f"all {count} trials are finished: nothing to run"
 
 
@@ -159,7 +159,7 @@ def check_device(name: str, gpus: int) -> None:
     except RuntimeError:
         device = torch.device("meta")
     if device.type not in ("cpu", "cuda"):
-        raise LabError(f"--device {name}: must be auto, cpu, cuda or cuda:N")
+        raise LabError(f"--device must be auto, cpu, cuda or cuda:N, got {name!r}")
     if device.type == "cuda" and (device.index or 0) >= gpus:
         raise LabError(f"--device {name}: no such GPU, this machine has {gpus or 'none'}")
 

@@ -11,14 +11,13 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 from tam.lab.core.errors import LabError
 
 HALF_DECADE = 10**0.5
 MIN_RUNGS = 5  # of a ladder
 SAME_FACTOR = 1e-3  # relative difference up to which two factors between rungs are the same
-Table = tuple[list[str], list[list[str]]]  # header and rows
 
 
 @dataclass(frozen=True)
@@ -188,6 +187,14 @@ def rungs(lowest: float, count: int, factor: float = 2**0.5) -> tuple[float, ...
     (0.1, 0.2, 0.4, 0.8, 1.6)
     """
     return tuple(float(f"{lowest * factor**i:.6g}") for i in range(count))
+
+
+class Table(NamedTuple):
+    """A table that a report shows of an experiment."""
+
+    header: list[str]
+    rows: list[list[str]]
+    caption: str = ""
 
 
 @dataclass(frozen=True)

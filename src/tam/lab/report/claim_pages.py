@@ -110,7 +110,9 @@ def format_estimate(part: Part, found: Estimate) -> str:
         form = "{:.3f}"
     mean, low, high = (form.format(value) for value in values)
     unit = f" {part.unit}" if part.unit else ""
-    return f"{mean}{unit}" if not math.isfinite(found.low + found.high) else f"{mean} [{low}, {high}]{unit}"
+    if part.rule == "log-rank" and not math.isnan(found.p):  # a test that has no interval
+        return f"{mean}{unit}, p = {found.p:.2g}"
+    return f"{mean} [{low}, {high}]{unit}" if found.has_interval else f"{mean}{unit}"
 
 
 def _count(result: PartResult | None) -> str:
@@ -213,13 +215,13 @@ def parts_table(rows: Sequence[Row]) -> TableData:
     header = [
         "#",
         "Part",
+        "Verdict",
         "Ours (95 % interval)",
         "n",
         "Margin",
         "p (t)",
         "p (Wilcoxon)",
         "Diverged (p)",
-        "Verdict",
     ]
     cells = []
     for row in rows:
@@ -234,7 +236,7 @@ def parts_table(rows: Sequence[Row]) -> TableData:
                 failures += f" ({mcnemar})" if mcnemar else ""
                 margin = "" if one.part.rule in ("sign", "log-rank") else f"{one.part.margin:.3g}"
                 figures = [format_part(one), str(found.n), margin, p, signed_rank, failures]
-                cells.append([str(row.claim.number), one.part.label, *figures, one.verdict])
+                cells.append([str(row.claim.number), one.part.label, one.verdict, *figures])
     return TableData(header, cells, is_prose=True)
 
 

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from math import isclose
-from statistics import fmean
 
 from tam.lab import optimizers
 from tam.lab.core.controls import plain, settled_step
@@ -16,7 +15,6 @@ from tam.lab.core.results import TrialRecord
 from tam.lab.core.study import Study, Variant
 from tam.lab.report.forest import ForestRow, Mark, Shape
 from tam.lab.report.statistics import Estimate, estimate
-from tam.step.rule import damping_of
 
 SAME = 0.01  # relative difference up to which two effective learning rates are the same
 
@@ -110,19 +108,27 @@ class StudyResults:
 
     def favours(self, found: Estimate) -> str:
         """Return whom an interval favours: "first", "second" or "" if it includes 0 or is not known."""
-        low, high = (found.low, found.high) if self.study.higher else (-found.high, -found.low)
-        return "first" if low > 0 else "second" if high < 0 else ""
+        gain = self.gain(found)
+        return "first" if gain.low > 0 else "second" if gain.high < 0 else ""
+
+    def gain(self, found: Estimate) -> Estimate:
+        """Return a difference with the sign that makes a positive one favour the first variant."""
+        if self.study.higher:
+            return found
+        return replace(found, mean=-found.mean, low=-found.high, high=-found.low)
 
     def forest_row(self, comparison: Comparison, with_preset: bool) -> ForestRow | None:
-        """Return a comparison in units of the study's margin. None if the study has no margin."""
-        unit = self.study.margin if self.study.higher else -self.study.margin
-        if not unit:
+        """Return a comparison in units of the study's margin, positive where it favours TAM.
+
+        None if the study has no margin.
+        """
+        margin = self.study.margin
+        if not margin:
             return None
-        found, lost = comparison.estimate, comparison.lost
-        low, high = sorted((found.low / unit, found.high / unit))
-        mark = Mark(comparison.shape, found.mean / unit, low, high)
-        label, text = f"{self.study.name}: {comparison.variant}", found.format(self.study.digits)
-        count = f"n = {found.n}" + (f", {lost} without an outcome" if lost else "")
+        gain, lost = self.gain(comparison.estimate), comparison.lost
+        mark = Mark(comparison.shape, gain.mean / margin, gain.low / margin, gain.high / margin)
+        label, text = f"{self.study.name}: {comparison.variant}", gain.format(self.study.digits)
+        count = f"n = {gain.n}" + (f", {lost} without an outcome" if lost else "")
         count += f", preset {self.plan.preset}" if with_preset else ""
         return ForestRow(label, f"against {comparison.other}", [mark], text, count)
 
@@ -144,48 +150,3 @@ def distinct_comparisons(every_result: Sequence[StudyResults]) -> list[tuple[Stu
         for i, one in enumerate(found)
         if not any(runs[i] < other or (runs[i] == other and j < i) for j, other in enumerate(runs))
     ]
-
-
-def describe_study(results: StudyResults) -> list[str]:
-    """Return what the table does not show: the paper's words, shared runs, further comparisons, mean d."""
-    study, paper = results.study, results.study.choices.get("the paper says")
-    further = [(variant.name, other) for variant in study.variants for other in variant.against]
-    return [
-        *([f"The paper says: {paper}"] if paper else []),
-        *(f"{name}: the same runs as {other}, at the same lr." for name, other in results.duplicates.items()),
-        *(text for name, other in further if (text := _describe_difference(results, name, other))),
-        *(f"{one.name}: {why}." for one in study.variants if (why := results.plan.why_left_out(one))),
-        *_explain_missing_seeds(results),
-        *_describe_damping(results),
-    ]
-
-
-def _describe_difference(results: StudyResults, name: str, other: str) -> str:
-    found = results.difference(name, other)
-    if found is None:
-        return ""
-    return f"{name} minus {other}: {found.format(results.study.digits)}, n = {found.n}."
-
-
-def _explain_missing_seeds(results: StudyResults) -> Iterator[str]:
-    """Say why controls have fewer seeds than the run whose d they take."""
-    controls = [one for one in results.study.variants if one.damping and one.name in results.outcomes]
-    for source in dict.fromkeys(one.control_of for one in controls if one.control_of):
-        diverged = [seed for seed, one in results.outcomes[source].records.items() if one.diverged]
-        names = [one.name for one in controls if one.control_of == source]
-        records = {name: results.outcomes[name].records for name in names}
-        affected = [name for name, own in records.items() if own and not own.keys() & set(diverged)]
-        if diverged and affected:
-            affected_names, seeds = " and ".join(affected), ", ".join(map(str, diverged))
-            yield f"{affected_names}: no run with seed {seeds}, where {source} diverged and left no d."
-
-
-def _describe_damping(results: StudyResults) -> list[str]:
-    """Return the mean s and d of each variant. With d = 1/2 and twice SGDM's lr, TAM equals SGDM."""
-    means = []
-    for name, outcome in results.outcomes.items():
-        if not outcome.variant.control_of and name not in results.duplicates:  # d of a control is replaced
-            rows = (row for record in outcome.records.values() for row in record.metrics)
-            s = [row["alignment"] for row in rows if "alignment" in row]
-            means += [f"{name} {fmean(s):+.3f} and {damping_of(fmean(s)):.3f}"] if s else []
-    return [f"Mean s, and d = (1 + s) / 2: {'; '.join(means)}."] if means else []

@@ -13,7 +13,8 @@ from tam.lab.report.render import render
 
 Shape = Literal["square", "hollow", "triangle", "diamond"]
 LIMIT = 5.0  # margins: what lies beyond is drawn as an arrow
-LEFT, RIGHT = 256, 436  # of the plot, in pixels; the text is on its right
+LEFT, RIGHT, WIDTH = 312, 492, 760  # the plot and the picture, in pixels; the figures are on the right
+MOST_LETTERS = 47  # that fit to the left of the plot; longer labels are squeezed
 ROW, TOP = 34, 62
 LEGEND: Mapping[Shape, str] = {
     "square": "equal effective lr", "hollow": "equal lr",
@@ -23,7 +24,11 @@ LEGEND: Mapping[Shape, str] = {
 
 @dataclass(frozen=True)
 class Mark:
-    """A difference and its interval, divided by the margin. NaN: no interval. An end can be infinite."""
+    """A difference and its interval, divided by the margin. One end can be infinite.
+
+    There is no interval if neither end is finite: the spread is not known, or a test without an interval
+    finds nothing.
+    """
 
     shape: Shape
     x: float
@@ -33,7 +38,12 @@ class Mark:
 
     @property
     def has_interval(self) -> bool:
-        return not (math.isnan(self.low) or math.isnan(self.high))
+        return math.isfinite(self.low) or math.isfinite(self.high)
+
+    @property
+    def ends(self) -> tuple[float, float]:
+        """The ends of the interval, or the mark twice."""
+        return (min(self.x, self.low), max(self.x, self.high)) if self.has_interval else (self.x, self.x)
 
 
 @dataclass(frozen=True)
@@ -62,8 +72,8 @@ def forest_plot(
     bottom = TOP + ROW * len(rows)
     return render(
         "forest.svg.j2", rows=rows, title=title, description=description, legend=legend, position=_position,
-        left=LEFT, right=RIGHT, top=TOP, row_height=ROW, bottom=bottom, limit=LIMIT,
-        height=bottom + 46 + 18 * len(legend),
+        left=LEFT, right=RIGHT, width=WIDTH, top=TOP, row_height=ROW, bottom=bottom, limit=LIMIT,
+        most_letters=MOST_LETTERS, height=bottom + 46 + 18 * len(legend),
     )  # fmt: skip
 
 

@@ -73,6 +73,6 @@ def _format(row: Mapping[str, Cell], name: str, other: str, digits: int) -> str:
 def _caption(study: Study, others: Mapping[str, str]) -> str:
     seeds: Sequence[int] = study.tuning_seeds
     which = f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
-    compared = [f"{name} minus {other}" for name, other in others.items() if other]
+    compared = [f'"{name}" minus "{other}"' for name, other in others.items() if other]
     brackets = f" In brackets: {'; '.join(compared)}." if compared else ""
     return f"Every lr of the grids: {study.label}, tuning {which}.{brackets}"

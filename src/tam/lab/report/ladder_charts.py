@@ -10,6 +10,7 @@ from markupsafe import Markup
 from tam.lab.core.ladder_plan import LadderPlan
 from tam.lab.core.plan import Outcome
 from tam.lab.report.charts import Series, line_chart, mean_series
+from tam.lab.report.curves import curve_lines, metric_by_epoch, runs_to_draw
 
 AT_BEST = "at the best rung"
 ROOM = 1.0  # nats above the best loss that the chart shows
@@ -51,11 +52,7 @@ def _loss_chart(plan: LadderPlan, outcomes: Sequence[Outcome], styles: Mapping[s
 
 
 def _damping_chart(outcomes: Sequence[Outcome], styles: Mapping[str, int], unit: str) -> Iterator[Markup]:
-    lines = []
-    for outcome in outcomes:
-        name = outcome.variant.name
-        lines += [mean_series(name, values, styles[name]) for values in [_metric(outcome, DAMPING)] if values]
-    if lines:
+    if lines := [*curve_lines(outcomes, DAMPING, styles)]:
         yield line_chart(lines, f"d over the run, {AT_BEST}", unit, "d")
 
 
@@ -63,11 +60,14 @@ def _layer_charts(outcomes: Sequence[Outcome], unit: str) -> Iterator[Markup]:
     """Return d by type of layer, one chart per variant."""
     keys = {outcome.variant.name: _layer_keys(outcome) for outcome in outcomes}
     drawn = [outcome for outcome in outcomes if keys[outcome.variant.name]][:MAX_LAYER_CHARTS]
+    runs = runs_to_draw(drawn)
     types = {key: i for i, key in enumerate(dict.fromkeys(key for one in keys.values() for key in one))}
     for outcome in drawn:
         name = outcome.variant.name
         lines = [
-            mean_series(key.removeprefix(LAYER_PREFIX).replace("_", " "), _metric(outcome, key), types[key])
+            mean_series(
+                key.removeprefix(LAYER_PREFIX).replace("_", " "), metric_by_epoch(runs[name], key), types[key]
+            )
             for key in keys[name]
         ]  # a type of layer looks the same in all charts
         yield line_chart(lines, f"d by type of layer: {name}, {AT_BEST}", unit, "d")
@@ -76,13 +76,3 @@ def _layer_charts(outcomes: Sequence[Outcome], unit: str) -> Iterator[Markup]:
 def _layer_keys(outcome: Outcome) -> list[str]:
     rows = (row for record in outcome.records.values() for row in record.metrics)
     return [*dict.fromkeys(key for row in rows for key in row if key.startswith(LAYER_PREFIX))]
-
-
-def _metric(outcome: Outcome, key: str) -> dict[float, list[float]]:
-    """Return a metric of all seeds by epoch. A diverged run is left out if others did not diverge."""
-    intact = [record for record in outcome.records.values() if not record.diverged]
-    by_epoch: dict[float, list[float]] = {}
-    for record in intact or outcome.records.values():
-        for row in (row for row in record.metrics if key in row):
-            by_epoch.setdefault(row["epoch"], []).append(row[key])
-    return dict(sorted(by_epoch.items()))

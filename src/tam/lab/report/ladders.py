@@ -176,15 +176,15 @@ def _describe(plan: LadderPlan) -> Iterator[str]:
     if paper := study.choices.get("the paper says"):
         yield f"The paper says: {paper}"
     for name, other in plan.duplicates().items():
-        yield f"{name}: the same runs as {other}, at every rung."
+        yield f'"{name}" has the same runs as "{other}" at every rung.'
     for variant in study.variants:
         if why := plan.why_left_out(variant):
-            yield f"{variant.name}: {why}."
+            yield f'"{variant.name}": {why}.'
         if skipped := plan.skipped_rungs(variant):
             lrs = ", ".join(f"{plan.effective_lr(variant, lr):.3g}" for lr in skipped)
-            yield f"{variant.name}: not run at {lrs}, above two rungs where every seed failed."
+            yield f'"{variant.name}": not run at {lrs}, above two rungs where every seed failed.'
         missing = [one for one in plan.comparison_trials(variant) if plan.record(one) is None]
         sources = [plan.results.get(one.damping_of) for one in missing if one.damping_of]
         if count := sum(source is not None and source.diverged for source in sources):
             runs = f"{count} run{'s' if count > 1 else ''}"
-            yield f"{variant.name}: {runs} missing, where {variant.control_of} diverged and left no d."
+            yield f'"{variant.name}": {runs} missing, where "{variant.control_of}" diverged and left no d.'

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import compress, count
 from statistics import fmean
@@ -13,11 +13,13 @@ from typing import Any
 from tam.lab.core.ladder_plan import LadderPlan
 from tam.lab.core.plan import Outcome, Plan
 from tam.lab.core.selection import PresetGroup
-from tam.lab.core.study import Curve, Ladder, Study, Variant
+from tam.lab.core.study import Ladder, Study, Variant
 from tam.lab.models import MODELS
 from tam.lab.report import statistics as stats
-from tam.lab.report.charts import Series, line_chart, mean_series
-from tam.lab.report.comparisons import Comparison, StudyResults, describe_study, distinct_comparisons
+from tam.lab.report.charts import line_chart
+from tam.lab.report.comparisons import Comparison, StudyResults, distinct_comparisons
+from tam.lab.report.curves import curve_lines
+from tam.lab.report.details import detail_paragraphs, detail_tables
 from tam.lab.report.forest import forest_plot
 from tam.lab.report.grids import grid_table
 from tam.lab.report.ladder_charts import AT_BEST, DAMPING
@@ -121,13 +123,18 @@ def _study_section(results: StudyResults, styles: Mapping[str, int], anchor: str
     plan, study, experiment = results.plan, results.study, results.plan.experiment
     smoke = ": a small test run, its figures mean nothing" if study.small else ""
     variants = [_summarise(results, outcome) for outcome in results.outcomes.values()]
-    further_tables = [TableData(*table) for table in experiment.extras.tables(plan)]
+    further_tables = [
+        TableData(one.header, one.rows, caption=one.caption) for one in experiment.extras.tables(plan)
+    ]
     is_ladder = isinstance(plan, LadderPlan)  # which has a chart of d
     shown = [curve for curve in experiment.curves if not (is_ladder and curve.key == DAMPING)]
-    curve_lines = [(curve, [*_curve_lines(results, curve, styles)]) for curve in shown]
+    drawn = [outcome for name, outcome in results.outcomes.items() if name not in results.duplicates]
+    lines_by_curve = [(curve, [*curve_lines(drawn, curve.key, styles)]) for curve in shown]
     at_best = f", {AT_BEST}" if is_ladder else ""
     curves = [
-        line_chart(lines, c.title + at_best, c.by, c.label, log_y=c.log) for c, lines in curve_lines if lines
+        line_chart(lines, c.title + at_best, c.by, c.label, log_y=c.log)
+        for c, lines in lines_by_curve
+        if lines
     ]
     section = StudySection(
         title=f"{experiment.name}: {study.title} (preset {plan.preset}{smoke})",
@@ -141,7 +148,8 @@ def _study_section(results: StudyResults, styles: Mapping[str, int], anchor: str
     if isinstance(plan, LadderPlan):
         return ladder_section(section, plan, styles)
     tables = [table for table in (_variant_table(study, variants), grid_table(results)) if table]
-    paragraphs = [*describe_study(results), *section.paragraphs]
+    tables += detail_tables(results)
+    paragraphs = [*detail_paragraphs(results), *section.paragraphs]
     return replace(section, tables=[*tables, *section.tables], paragraphs=paragraphs)
 
 
@@ -175,23 +183,6 @@ def _variant_table(study: Study, variants: Sequence[VariantSummary]) -> TableDat
         rows.append([one.name, lr, effective, count, *outcomes, other, difference, in_paper])
     used = [name not in (test, paper) or any(row[i] for row in rows) for i, name in enumerate(header)]
     return TableData([*compress(header, used)], [[*compress(row, used)] for row in rows])
-
-
-def _curve_lines(results: StudyResults, curve: Curve, styles: Mapping[str, int]) -> Iterator[Series]:
-    """Return the mean over the seeds of each variant, with a band from the smallest to the largest value.
-
-    A diverged run is left out if others are not: one of them would flatten all curves.
-    """
-    for name, outcome in results.outcomes.items():
-        if name in results.duplicates:
-            continue
-        by_epoch: dict[float, list[float]] = {}  # not all runs have the metric at all epochs
-        intact = [record for record in outcome.records.values() if not record.diverged]
-        runs = [record.metrics for record in intact or outcome.records.values()]
-        for row in (row for run in runs if run and curve.key in run[0] for row in run if curve.key in row):
-            by_epoch.setdefault(row["epoch"], []).append(row[curve.key])
-        if by_epoch:
-            yield mean_series(name, dict(sorted(by_epoch.items())), styles[name])
 
 
 def _facts(results: StudyResults) -> dict[str, str]:
@@ -234,7 +225,7 @@ def _describe_variant(variant: Variant) -> str:
 def _describe_lrs(plan: Plan, variant: Variant) -> str:
     """Return the learning rates of a variant. The table of the grids has their scores."""
     lrs, seeds = plan.grid(variant), ", ".join(map(str, plan.study.tuning_seeds))
-    text = f"{variant.name} {', '.join(f'{lr:.3g}' for lr in lrs)}"
+    text = f"{variant.name}: {', '.join(f'{lr:.3g}' for lr in lrs)}"
     if isinstance(plan, LadderPlan):
         return f"{text} (a ladder)"
     return text + (" (fixed)" if len(lrs) == 1 else f" (tuned, seeds {seeds})")

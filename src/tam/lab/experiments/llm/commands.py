@@ -24,16 +24,18 @@ from tam.lab.experiments.llm.trial import Config
 
 
 def score(
-    folder: Annotated[Path, typer.Argument(help="The output folder of a run of llm.")],
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The --out folder of a run of llm.")],
     data: DataFolder = None,
     tasks: Annotated[
-        str | None, typer.Option(metavar="NAME,...", help="Other tasks than those of the run.")
+        str | None, typer.Option(metavar="NAME,...", help="Tasks to score, instead of those of the run.")
     ] = None,
-    device: Annotated[str, typer.Option(help="Where missing embeddings are computed: cpu or cuda.")] = "cpu",
+    device: Annotated[
+        str, typer.Option(metavar="DEVICE", help="Where missing embeddings are computed: cpu or cuda.")
+    ] = "cpu",
 ) -> None:
-    """Score the fine-tuned networks in a folder on their tasks of MTEB. Stored scores are reused.
+    """Score the fine-tuned networks in a folder on tasks of MTEB. Stored scores are reused.
 
-    Embeddings in the folder are used, too: they can be made on a machine without mteb.
+    Embeddings in the folder are also reused, so a run can make them on a machine without mteb.
     """
     if data is not None and not data.is_dir():
         raise LabError(f"No such folder: {data}")
@@ -48,7 +50,7 @@ def score(
         required = names or Config(**record.config).tasks
         try:
             scoring.score_trial(folder / "trials" / record.key, required, data_folder, torch.device(device))
-        except LabError as error:  # the others go on
+        except LabError as error:  # the others are still scored
             print(f"tam: {error}", file=sys.stderr)
         scores = {task: stored["score"] for task, stored in record.scores.items() if task in required}
         values = ", ".join(f"{task} {value:.2f}" for task, value in scores.items())
@@ -73,14 +75,15 @@ def _finished_records(folder: Path) -> list[tuple[str, TrialRecord]]:
 def paper_mteb(
     as_json: AsJson = False,
     out: Annotated[
-        Path | None, typer.Option("-o", "--out", metavar="FILE", help="A page with figures: mteb.html.")
+        Path | None,
+        typer.Option("-o", "--out", metavar="FILE", help="Write a page with charts, for example mteb.html."),
     ] = None,
 ) -> None:
-    """Compare AdaTAMW with AdamW on MTEB from the paper's six tables, and check what it says of them."""
+    """Compare AdaTAMW with AdamW in the paper's six MTEB tables, and check its statements about them."""
     rows = comparison.read_rows(comparison.MTEB)
     if out is not None:
         if out.suffix.lower() != ".html":
-            raise LabError(f"{out}: must end in .html")
+            raise LabError(f"--out must end in .html, got {out}")
         check_writable(out)
         title = "MTEB: the paper's comparison, recomputed from its tables"
         write_whole(out, page.html(rows, title).encode())

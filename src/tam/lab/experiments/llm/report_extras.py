@@ -82,7 +82,7 @@ def tables(plan: Plan) -> list[Table]:
     tasks = [*planned, *sorted(scored - {*planned})]  # `tam lab score --tasks` can add some
     pairs = {" minus ".join(pair): by_task for pair, by_task in paired_scores(plan).items()}
     means = _table("MTEB, main score", scores, tasks, _format_mean)
-    return [*means, *_table("", pairs, tasks, _format_difference)]
+    return [*means, *_table("", pairs, tasks, _format_difference), *_share_tables(plan)]
 
 
 def _table(
@@ -92,7 +92,7 @@ def _table(
     columns = {name: by_task for name, by_task in columns.items() if by_task}
     cells = [[form(of[task]) if task in of else "" for of in columns.values()] for task in tasks]
     rows = [[task, *row] for task, row in zip(tasks, cells, strict=True)]
-    return [([corner, *columns], rows)] if columns else []
+    return [Table([corner, *columns], rows)] if columns else []
 
 
 def _format_mean(by_seed: Mapping[int, float]) -> str:
@@ -122,7 +122,6 @@ def lines(plan: Plan) -> list[str]:
     """Return what the comparisons on MTEB come to, and where the paper's tables contradict its text."""
     lines = _text_lines(plan)
     if plan.study.name == plans_of_model(plan)[0].study.name:  # all epochs of a model are shown there
-        lines += _share_lines(plan)
         lines += [
             f"The data of {task} differs from MTEB's: {DIFFERENCES[task]}."
             for task in plan.study.workload["tasks"]
@@ -153,18 +152,18 @@ def _text_lines(plan: Plan) -> list[str]:
     return lines
 
 
-def _share_lines(plan: Plan) -> list[str]:
-    """Return on how many tasks a variant is better than its baseline, for each number of epochs."""
-    lines = []
-    plan_by_epochs = {one.study.workload["epochs"]: one for one in plans_of_model(plan)}
+def _share_tables(plan: Plan) -> list[Table]:
+    """Return on how many tasks a variant is better than its baseline, once for all epochs of a model."""
+    rows, plans = [], plans_of_model(plan)
+    if plan.study.name != plans[0].study.name:
+        return []
+    plan_by_epochs = {one.study.workload["epochs"]: one for one in plans}
     for pair in PAIRS:
         for share in (one for one in comparison.shares(rows_of_model(plan, *pair)) if one.n):
             by_task = paired_scores(plan_by_epochs[share.epochs])[pair]
             counts = sorted({len(by_seed) for by_seed in by_task.values()})
-            seeds = f"{' to '.join(map(str, counts))} seed{'' if counts == [1] else 's'}"
-            better, similar = share.counts["better"], share.counts["0.2"]
-            lines.append(
-                f"{pair[0]} compared with {pair[1]}, {share.epochs} epochs, means of {seeds}: better on "
-                f"{better}, within 0.2% or better on {similar} of {share.n} tasks."
-            )
-    return lines
+            seeds = " to ".join(map(str, counts))
+            better, similar = (f"{share.counts[key]} of {share.n}" for key in ("better", "0.2"))
+            rows.append([pair[0], pair[1], str(share.epochs), better, similar, seeds])
+    header = ["variant", "compared with", "epochs", "better", "within 0.2 % or better", "seeds"]
+    return [Table(header, rows, "Tasks on which the mean score is better.")] if rows else []

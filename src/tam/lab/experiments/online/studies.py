@@ -10,7 +10,7 @@ from typing import Any
 from tam.lab.core import controls, presets
 from tam.lab.core.plan import Plan
 from tam.lab.core.registry import Experiment, ReportExtras
-from tam.lab.core.study import Curve, Metric, Population, Study, Variant
+from tam.lab.core.study import Curve, Metric, Population, Study, Table, Variant
 from tam.lab.core.toml import read_toml
 from tam.lab.experiments.online import population, trial
 
@@ -38,17 +38,16 @@ def studies(**settings: Any) -> tuple[Study, ...]:
     return tuple(study(depth, delta, **settings) for depth in (2, 4) for delta in DELTAS)
 
 
-def plasticity_lines(plan: Plan) -> list[str]:
+def plasticity_tables(plan: Plan) -> list[Table]:
     """Return how online accuracy changes from task to task, and what it is in a task's first pass."""
-    lines = []
+    rows = []
     for outcome in plan.outcomes():
         slopes, first = (list(outcome.values(key).values()) for key in ("slope", "first"))
         if slopes:
-            lines.append(
-                f"{outcome.variant.name}: slope {mean(slopes):+.3f} points per task (from {min(slopes):+.3f} "
-                f"to {max(slopes):+.3f}), first pass {mean(first):.2f}% (n = {len(first)})."
-            )
-    return lines
+            values = [f"{value:+.3f}" for value in (mean(slopes), min(slopes), max(slopes))]
+            rows.append([outcome.variant.name, *values, f"{mean(first):.2f}", str(len(first))])
+    header = ["variant", "slope (points per task)", "lowest", "highest", "first pass %", "n"]
+    return [Table(header, rows)] if rows else []
 
 
 def _registered_study(
@@ -121,5 +120,5 @@ EXPERIMENT = Experiment(
     curves=tuple(Curve(**curve) for curve in NOTES["curves"]),
     metrics=(Metric("online", ".2f", higher_is_better=True), Metric("alignment", "+.3f")),
     data_fields=("data",), claims=(12, 13, 14),
-    population=Population(trial.run_together, trial.kind_of), extras=ReportExtras(lines=plasticity_lines),
+    population=Population(trial.run_together, trial.kind_of), extras=ReportExtras(tables=plasticity_tables),
 )  # fmt: skip

@@ -88,7 +88,9 @@ class FirstStage:
         shift = np.sqrt(low4 / low * high4 / high)
         octaves = np.log2(high4 / low4) - np.log2(high / low)
         is_true = (shift >= 1.2) & (shift <= 1.8) & (np.abs(octaves) < 0.25)
-        figure = f"shifted by {_interval(shift)}; width {_interval(octaves, '+.2f')} octaves"
+        figure = (
+            f"knees shifted by a factor of {_interval(shift)}; width {_interval(octaves, '+.2f')} octaves"
+        )
         return decide(replace(STATEMENTS["H1"], figure=figure, n=self.n), is_true)
 
     def clipping(self) -> Hypothesis:
@@ -123,9 +125,10 @@ class FirstStage:
             number: difference[0][inside[0]][np.abs(difference[0][inside[0]]).argmax()]
             for number, difference in differences.items()
         }
+        failed_runs = ", ".join(f"{100 * rate[0]:.0f} %" for rate in rates.values())
         figure = (
-            f"another seed's damping {largest['V5']:+.3f}, lowered schedule {largest['V6']:+.3f} at most; "
-            f"failures {', '.join(f'{100 * rate[0]:.0f} %' for rate in rates.values())}"
+            f"largest differences: another seed's damping {largest['V5']:+.3f}, "
+            f"lowered schedule {largest['V6']:+.3f}; failed runs: {failed_runs}"
         )
         return decide(replace(STATEMENTS["H3"], figure=figure, n=f"{self.n}, 32"), is_true)
 
@@ -133,9 +136,8 @@ class FirstStage:
         """H7: soft restarts stand larger learning rates than a constant momentum."""
         octaves = np.log2(self.knees["V9"][1] / self.knees["V9c"][1])
         best = {number: float(self.means[number][0].min()) for number in ("V9", "V9c")}
-        figure = (
-            f"{_interval(octaves, '+.2f')} octaves; best loss {best['V9']:.3f}, control {best['V9c']:.3f}"
-        )
+        knee = f"upper knee {_interval(octaves, '+.2f')} octaves"
+        figure = f"{knee}; best loss {best['V9']:.3f}, control {best['V9c']:.3f}"
         return decide(replace(STATEMENTS["H7"], figure=figure, n=self.n), octaves >= 0.25)
 
 
@@ -198,8 +200,8 @@ def instrument(plans: list[LadderPlan]) -> Hypothesis:
     spread = max(abs(value - middle) for value in at_best)
     outside = [abs(value - middle) > BAND for value in at_twice]
     figure = (
-        f"s at the best rung {min(at_best):+.2f} to {max(at_best):+.2f}; "
-        f"outside at twice the knee in {sum(outside)} of {len(outside)}"
+        f"s at the best rung: {min(at_best):+.2f} to {max(at_best):+.2f}; "
+        f"outside the band at twice the knee: {sum(outside)} of {len(outside)} variants"
     )
     holds = spread <= BAND and all(outside)
     why = "s differs between variants" if spread > BAND else "" if holds else "s does not leave the band"

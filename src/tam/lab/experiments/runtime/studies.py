@@ -12,7 +12,7 @@ import torch
 from tam import registry
 from tam.lab.core.plan import Plan
 from tam.lab.core.registry import Experiment, ReportExtras
-from tam.lab.core.study import Curve, Metric, Study, Variant
+from tam.lab.core.study import Curve, Metric, Study, Table, Variant
 from tam.lab.core.toml import read_toml
 from tam.lab.experiments.runtime import trial
 
@@ -33,20 +33,26 @@ def study(batch: int, length: int, model: str = "BERT-large", rounds: int = 7) -
     )  # fmt: skip
 
 
-def lines(plan: Plan) -> list[str]:
+def time_tables(plan: Plan) -> list[Table]:
     """Return step times and tokens per second."""
-    lines = []
+    rows = []
     for outcome in plan.outcomes():
         own, adamw, speed = (
             list(outcome.values(key).values()) for key in ("step_ms", "adamw_ms", "tokens_per_second")
         )
         if own:
-            lines.append(
-                f"{outcome.variant.name}: {mean(own):.2f} ms per step ({min(own):.2f} to {max(own):.2f}), "
-                f"{mean(speed):,.0f} tokens per second; AdamW in the same process {mean(adamw):.2f} ms "
-                f"(n = {len(own)})."
-            )
-    return lines
+            times = [f"{value:.2f}" for value in (mean(own), min(own), max(own), mean(adamw))]
+            rows.append([outcome.variant.name, *times, f"{mean(speed):,.0f}", str(len(own))])
+    header = [
+        "variant",
+        "ms per step",
+        "lowest",
+        "highest",
+        "AdamW, same process (ms)",
+        "tokens per second",
+        "n",
+    ]
+    return [Table(header, rows)] if rows else []
 
 
 FRESH = tuple(range(3, 13))  # seeds that no stored trial has: those have 0 to 2
@@ -83,5 +89,6 @@ EXPERIMENT = Experiment(
     choices=NOTES["choices"],
     curves=tuple(Curve(**curve) for curve in NOTES["curves"]),
     metrics=(Metric("ratio", higher_is_better=False),),
-    claims=(11, 22), computed={"memory": compare_memory}, runs_alone=True, extras=ReportExtras(lines=lines),
+    claims=(11, 22), computed={"memory": compare_memory}, runs_alone=True,
+    extras=ReportExtras(tables=time_tables),
 )  # fmt: skip

@@ -73,7 +73,7 @@ def _arrows(momenta: dict[str, list[Tensor]], looks: Mapping[str, int | None]) -
 def _paths(plan: Plan, styles: Mapping[str, int]) -> list[Series]:
     series = []
     for outcome in plan.outcomes():
-        rows = next(iter(outcome.records.values())).metrics if outcome.records else []
+        rows = next((one.metrics for one in outcome.records.values() if not one.diverged), [])
         if rows:
             x, y = [row["x"] for row in rows], [row["y"] for row in rows]
             series.append(Series(outcome.variant.name, x, y, style=styles.get(outcome.variant.name)))

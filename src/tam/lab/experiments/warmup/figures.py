@@ -7,9 +7,10 @@ from statistics import mean
 
 from markupsafe import Markup
 
-from tam.lab.core.plan import Plan
+from tam.lab.core.plan import Outcome, Plan
+from tam.lab.core.study import Table
 from tam.lab.report.charts import line_chart, mean_series
-from tam.lab.report.outcomes import first_jump
+from tam.lab.report.outcomes import JUMP_WINDOW, Jump, first_jump
 
 BARRIERS = {
     "barrier_train": "training loss",
@@ -19,63 +20,87 @@ BARRIERS = {
 }
 
 
-def report_lines(plan: Plan) -> list[str]:
+def report_tables(plan: Plan) -> list[Table]:
     """Return the steps at a switch and the jumps of the gradient norm; for forks, all barriers."""
-    if plan.study.outcome == "barrier":
-        return _barrier_lines(plan)
-    return [*_switch_lines(plan), *_jump_lines(plan)]
+    tables = [_barriers(plan)] if plan.study.outcome == "barrier" else [_switches(plan), _jumps(plan)]
+    return [table for table in tables if table.rows]
 
 
-def _jump_lines(plan: Plan) -> list[str]:
-    lines, without_jump, duplicates = [], [], plan.duplicates()
+def report_lines(plan: Plan) -> list[str]:
+    """Say that no run has a jump of the gradient norm."""
+    jumps = [jump for of_seed in _jumps_by_variant(plan).values() for jump in of_seed.values()]
+    return ["No run has a jump of the gradient norm."] if jumps and not any(jumps) else []
+
+
+def _jumps_by_variant(plan: Plan) -> dict[str, dict[int, Jump | None]]:
+    """Return the first jump of each run that is long enough to have one, by variant and seed."""
+    duplicates = plan.duplicates()
+    jumps: dict[str, dict[int, Jump | None]] = {}
     for outcome in plan.outcomes():
-        name = outcome.variant.name
-        norms_by_seed = [[row["grad_norm"] for row in record.metrics] for record in outcome.records.values()]
-        jumps = [first_jump(norms) for norms in norms_by_seed if len(norms) > 10]  # fewer cannot be judged
-        if name in duplicates or not jumps:
-            continue
-        if any(jumps):
-            texts = ["none" if jump is None else f"epoch {jump.epoch} (x {jump.size:.2f})" for jump in jumps]
-            lines.append(f"{name}: first jump of |g| at {', '.join(texts)}.")
-        else:
-            without_jump.append(name)
-    return [*lines, *([f"No jump of |g| in any seed: {'; '.join(without_jump)}."] if without_jump else [])]
+        norms = {
+            seed: [row["grad_norm"] for row in record.metrics if "grad_norm" in row]
+            for seed, record in outcome.records.items()
+        }
+        found = {seed: first_jump(values) for seed, values in norms.items() if len(values) > JUMP_WINDOW}
+        if found and outcome.variant.name not in duplicates:
+            jumps[outcome.variant.name] = found
+    return jumps
 
 
-def _switch_lines(plan: Plan) -> list[str]:
+def _jumps(plan: Plan) -> Table:
+    """Return a row per variant, with a column per seed. It is empty if there is no jump at all."""
+    jumps = _jumps_by_variant(plan)
+    rows = []
+    if any(jump for of_seed in jumps.values() for jump in of_seed.values()):
+        for name, of_seed in jumps.items():
+            texts = {
+                seed: f"{jump.epoch} (x {jump.size:.2f})" if jump else "none"
+                for seed, jump in of_seed.items()
+            }
+            rows.append([name, *(texts.get(seed, "") for seed in plan.study.seeds)])
+    caption = "Epoch of the first jump of the gradient norm, and its size."
+    return Table(["variant", *(f"seed {seed}" for seed in plan.study.seeds)], rows, caption)
+
+
+def _switches(plan: Plan) -> Table:
     """Return the length of the first step after a switch, relative to those before it."""
-    lines = []
+    rows = []
     for outcome in plan.outcomes():
-        metrics = [record.metrics for record in outcome.records.values()]
-        pairs = [[row["update_norm"] for row in rows if "update_norm" in row] for rows in metrics]
-        ratios = [f"{norms[1] / norms[0]:.2f}" for norms in pairs if len(norms) == 2 and norms[0] > 0]
+        ratios = {}
+        for seed, record in outcome.records.items():
+            norms = [row["update_norm"] for row in record.metrics if "update_norm" in row]
+            if len(norms) == 2 and norms[0] > 0:
+                ratios[seed] = f"{norms[1] / norms[0]:.2f}"
         if ratios:
-            text = f"the first step after the switch has {', '.join(ratios)} of the length of those before it"
-            lines.append(f"{outcome.variant.name}: {text}.")
-    return lines
+            rows.append([outcome.variant.name, *(ratios.get(seed, "") for seed in plan.study.seeds)])
+    caption = "Length of the first step after the switch, relative to the steps before it."
+    return Table(["variant", *(f"seed {seed}" for seed in plan.study.seeds)], rows, caption)
 
 
-def _barrier_lines(plan: Plan) -> list[str]:
-    lines = []
+def _barriers(plan: Plan) -> Table:
+    """Return the mean barriers of each variant, and how far apart its forks are."""
+    rows = []
     for outcome in plan.outcomes():
-        parts = []
-        for key, title in BARRIERS.items():
-            heights = outcome.values(key)
-            if heights:
-                line_key = key.replace("barrier", "line")
-                results = (outcome.records[seed].result for seed in heights)
-                # Older results have none.
-                line_losses = [result[line_key] for result in results if result.get(line_key)]
-                # In how many pairs of forks no point lies above the higher end.
-                at_ends = sum(max(losses) in (losses[0], losses[-1]) for losses in line_losses)
-                count = f" (at an end in {at_ends} of {len(line_losses)})" if line_losses else ""
-                parts.append(f"{title} {mean(heights.values()):.4f}{count}")
+        cells = [_barrier_cell(outcome, key) for key in BARRIERS]
         distances = outcome.values("apart").values()
-        if distances:
-            parts.append(f"forks {mean(distances):.2g} of their norm apart")
-        if parts:
-            lines.append(f"{outcome.variant.name}: {', '.join(parts)}.")
-    return lines
+        apart = f"{mean(distances):.2g}" if distances else ""
+        if any((*cells, apart)):
+            rows.append([outcome.variant.name, *cells, apart])
+    header = ["variant", *BARRIERS.values(), "distance / norm"]
+    return Table(header, rows, "Mean barriers, and the distance of the forks relative to their norm.")
+
+
+def _barrier_cell(outcome: Outcome, key: str) -> str:
+    """Return the mean barrier, and in how many pairs of forks no point lies above the higher end."""
+    heights = outcome.values(key)
+    if not heights:
+        return ""
+    results = (outcome.records[seed].result for seed in heights)
+    line_key = key.replace("barrier", "line")  # older results have none
+    line_losses = [result[line_key] for result in results if result.get(line_key)]
+    at_ends = sum(max(losses) in (losses[0], losses[-1]) for losses in line_losses)
+    count = f" (at an end in {at_ends} of {len(line_losses)})" if line_losses else ""
+    return f"{mean(heights.values()):.4f}{count}"
 
 
 def barrier_charts(plan: Plan, styles: Mapping[str, int]) -> list[Markup]:

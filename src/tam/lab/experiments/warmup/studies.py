@@ -150,5 +150,7 @@ EXPERIMENT = image_experiment(
         "late": on_a_quarter(late_study(), fork_study("constant", (100, 150), limit=10_000)),
         "smoke": smoke(),
     },
-    extras=ReportExtras(figures=figures.barrier_charts, lines=figures.report_lines),
+    extras=ReportExtras(
+        figures=figures.barrier_charts, lines=figures.report_lines, tables=figures.report_tables
+    ),
 )  # fmt: skip

@@ -1,0 +1,113 @@
+"""The figures that templates of docs/results/ ask for, and the checks of what they say in words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import fmean
+
+from tam.lab.core.runner import finished_trials
+from tam.lab.report.claim_pages import format_estimate, format_part
+from tam.lab.report.comparisons import StudyResults, has_torque
+from tam.lab.report.evidence import Evidence
+from tam.lab.report.statistics import Estimate
+from tam.lab.report.verdicts import HOLDS, SCHEDULE, PartResult, Row
+from tam.step.rule import damping_of
+
+NOT_RUN = "not run"
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Figures by claim and part, or by EXPERIMENT/PRESET/STUDY and variant."""
+
+    evidence: Evidence
+    rows: Sequence[Row]
+
+    def functions(self) -> dict[str, Callable[..., object]]:
+        """Return what the templates can call."""
+        named = (
+            self.part, self.control, self.equal_lr, self.difference, self.estimate, self.outcome,
+            self.damping_range, self.check, self.gated, self.verdict, self.trials,
+        )  # fmt: skip
+        return {function.__name__: function for function in named}
+
+    @cached_property
+    def _parts(self) -> dict[tuple[int, str], PartResult]:
+        return {(row.claim.number, one.part.label): one for row in self.rows for one in row.parts}
+
+    def part(self, number: int, label: str) -> str:
+        """Return the figure of a part of a claim."""
+        return format_part(self._parts[number, label]) or NOT_RUN
+
+    def verdict(self, number: int, label: str) -> str:
+        return self._parts[number, label].verdict
+
+    def control(self, number: int, label: str) -> str:
+        """Return TAM against its first control."""
+        result = self._parts[number, label]
+        return _text(result, next(iter(result.controls.values()), None))
+
+    def equal_lr(self, number: int, label: str) -> str:
+        """Return the difference at the same lr instead of the same effective lr."""
+        return _text(self._parts[number, label], self._parts[number, label].equal_lr)
+
+    def estimate(self, source: str, variant: str, other: str) -> Estimate:
+        """Return a difference, or raise if it was not run."""
+        found = self._results(source).difference(variant, other)
+        if found is None:
+            raise ValueError(f"{source} has no difference between {variant!r} and {other!r}")
+        return found
+
+    def difference(self, source: str, variant: str, other: str) -> str:
+        return self.estimate(source, variant, other).format(self._results(source).study.digits)
+
+    def outcome(self, source: str, variant: str) -> str:
+        """Return the mean outcome of a variant."""
+        results = self._results(source)
+        return f"{fmean(results.outcomes[variant].values(results.study.outcome).values()):.1f}"
+
+    def damping_range(self, *experiments: str) -> str:
+        """Return the lowest and highest mean d of the runs with TAM or AdaTAM."""
+        means = []
+        for plan in self.evidence.plans.values():
+            if plan.experiment.name in experiments:
+                for outcome in plan.outcomes():
+                    rows = (row for one in outcome.records.values() for row in one.metrics)
+                    s = [row["alignment"] for row in rows if "alignment" in row]
+                    if s and has_torque(outcome.variant):
+                        means.append(damping_of(fmean(s)))
+        return f"{min(means):.2f} to {max(means):.2f}"
+
+    def trials(self, experiment: str) -> int:
+        """Return the number of stored trials."""
+        plans = (plan for (name, _, _), plan in self.evidence.plans.items() if name == experiment)
+        return len({key for plan in plans for key in finished_trials(plan)})
+
+    def gated(self, kind: str) -> list[str]:
+        """Return the parts that need controls and "hold", hold as a "schedule", or are "ahead" at all."""
+        names = []
+        for (number, label), one in self._parts.items():
+            if one.part.rule == "superiority" and one.part.gate and one.estimate is not None:
+                is_one = {
+                    "hold": one.verdict == HOLDS,
+                    "schedule": one.verdict == SCHEDULE,
+                    "ahead": one.estimate.low > 0,
+                }
+                names += [f"{number}: {label}"] if is_one[kind] else []
+        return names
+
+    def check(self, condition: bool) -> str:
+        """Return nothing, or raise if the results no longer bear out the sentence that follows."""
+        if not condition:
+            raise ValueError("the stored results do not bear out a sentence of this page: rewrite it")
+        return ""
+
+    def _results(self, source: str) -> StudyResults:
+        experiment, preset, study = source.split("/")
+        return StudyResults(self.evidence.plans[experiment, preset, study])
+
+
+def _text(result: PartResult, found: Estimate | None) -> str:
+    return NOT_RUN if found is None else format_estimate(result.part, found)
