@@ -115,18 +115,23 @@ def list_files() -> list[str]:
 
 def main(names: list[str]) -> None:
     """Print one line per file over a limit; for named files also what is over it."""
-    over = 0
+    over, total = 0, [0, 0, 0, 0]
     for name in names or list_files():
         path = Path(name) if names else ROOT / name
         text = path.read_text(encoding="utf-8")
         counts = count(prose_of_python(text) if path.suffix == ".py" else prose_of_markdown(text))
         over += counts.is_over
+        sizes = counts.words, len(counts.stumbling), counts.sentences, len(counts.long)
+        total = [sum(pair) for pair in zip(total, sizes, strict=True)]
         if names or counts.is_over:
             share = f"{counts.per_cent:.1f} % long sentences"
             print(f"{name}: {counts.per_thousand:.1f} stumbling words per 1000, {share}")
         long = [f"{len(sentence.split())} words: {sentence}" for sentence in counts.long]
         for line in [*counts.stumbling, *long] if names else []:
             print(f"  {line}")
+    words, stumbling, sentences, long_ones = total
+    rates = f"{1000 * stumbling / max(words, 1):.1f} stumbling words per 1000"
+    print(f"all: {rates}, {100 * long_ones / max(sentences, 1):.1f} % long sentences, {words} words")
     print(f"files over {PER_THOUSAND} stumbling words per 1000 or {PER_CENT:g} % long sentences: {over}")
 
 

@@ -89,11 +89,12 @@ def test_named_files_are_reported_in_full_and_never_fail(
     out = capsys.readouterr().out
     assert "good.md: 0.0 stumbling words per 1000, 0.0 % long sentences" in out
     assert "bad.md: 27.0 stumbling words per 1000, 50.0 % long sentences" in out
+    assert "all: 24.4 stumbling words per 1000, 33.3 % long sentences, 41 words" in out
     assert '"told": said' in out and "34 words: The step very" in out
     assert out.endswith("long sentences: 1\n")
 
 
 def test_without_names_only_files_over_a_limit_are_printed(capsys: pytest.CaptureFixture[str]) -> None:
     words.main([])
-    *lines, last = capsys.readouterr().out.splitlines()
-    assert int(last.split(": ")[1]) == len(lines)
+    *lines, total, last = capsys.readouterr().out.splitlines()
+    assert total.startswith("all: ") and int(last.split(": ")[1]) == len(lines)

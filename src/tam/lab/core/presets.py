@@ -41,8 +41,8 @@ def without(study: Study, *names: str) -> Study:
 
 def fair(study: Study, tuning_seeds: tuple[int, ...] = TUNING_SEEDS, middle: float | None = None) -> Study:
     """Three lrs a half decade apart for every variant, around SGDM's (`middle`, or the paper's) or Adam's for
-    steps of that size: one range of effective lr for all variants. All grids are extended alike until every
-    winner is inside.
+    steps of that size: one range of effective lr for all variants. All grids are extended by the same
+    steps until every winner is inside.
     """
     variants = tuple(
         variant if variant.control_of else replace(variant, lrs=_range(variant, middle))

@@ -135,7 +135,7 @@ def count_trials(plans: Sequence[Plan]) -> RoundStarted:
                 and config.key not in keys and (is_tuning or config.damping_of in keys)
             }  # fmt: skip
             count_unknown = len(plan.study.seeds) if configs is None and is_tuning else 0
-            if waiting or count_unknown:  # a control whose d is replaced waits for the trial that has it
+            if waiting or count_unknown:  # a control whose d is replaced waits for its source
                 later_rounds = max(later_rounds, 2 if is_tuning and variant.damping else 1)
             later |= waiting
             unknown += count_unknown

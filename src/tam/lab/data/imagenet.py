@@ -1,7 +1,7 @@
 """ImageNet in folders: `imagenet/train/CLASS/*.JPEG` and `imagenet/val/CLASS/*.JPEG`.
 
 Images are read when they are needed. The crop and the flip of an image depend only on the seed, the epoch and
-the image's number, so they are the same on any number of ranks and after a resume.
+the image's number. So they are the same on any number of ranks and after a resume.
 """
 
 from __future__ import annotations

@@ -87,7 +87,7 @@ class LocalEngine:
         process = self.context.Process(target=_run_worker, args=(self.location, theirs), daemon=True)
         with show_one_gpu(number) if self.location.device == "cuda" else nullcontext():
             process.start()
-        theirs.close()  # so that ours ends with the process
+        theirs.close()  # so ours ends with the process
         self.processes[number], self.pipes[number], self.running[number] = process, ours, {}
 
     def _assign_jobs(self, waiting: list[Job]) -> None:

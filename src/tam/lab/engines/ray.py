@@ -1,7 +1,7 @@
 """Trials as Ray tasks, on this machine or a cluster. All machines must share the results folder.
 
-A task is one trial in its own process. If its process or machine is lost, Ray runs it again, and it goes
-on from its checkpoint.
+A task is one trial in its own process. If its process or machine is lost, Ray runs it again from
+its checkpoint.
 """
 
 from __future__ import annotations

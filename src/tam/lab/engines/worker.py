@@ -67,7 +67,7 @@ def run_trial(job: Job, location: RunLocation, on_event: EventHandler) -> Iterat
 def configure_torch(device: torch.device) -> None:
     """Set what a process needs before its first trial.
 
-    The bits of a trial must depend neither on the process that runs it nor on how many run side by side: two
+    The bits of a trial must depend neither on the process that runs it nor on how many run side by side. Two
     variants of a seed that begin equal stay equal until they differ. So no kernel that adds is chosen by its
     time, and convolutions add in one order. Attention's gradients and sums by index (a graph's) do not.
     """

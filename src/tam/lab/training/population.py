@@ -36,7 +36,7 @@ class Member:
 
     def __init__(self, config: TrialConfig, folder: TrialFolder, device: torch.device) -> None:
         self.config, self.folder = config, folder
-        self.state: dict[str, Any] | None  # at the last checkpoint; None once the population has it
+        self.state: dict[str, Any] | None  # at the last checkpoint; None once the population has taken it
         self.epoch, self.state = folder.load(device) or (0, None)
 
 

@@ -48,7 +48,7 @@ class Row(IntEnum):
     THETA = 0  # addresses
     MOMENTUM = 1
     SECOND = 2  # 0 if the optimizer is not adaptive
-    STEP = 3  # likewise
+    STEP = 3  # of the step count, 0 if there is none
     NUMEL = 4  # of real numbers: a complex one counts as two
     SHARE = 5
     SEGMENT = 6

@@ -52,8 +52,8 @@ class Launcher:
     ) -> None:
         """Launch the kernel over all chunks, or as many programs as are asked for.
 
-        The first time through triton, which compiles it; from then on directly, with addresses for tensors:
-        triton's look-up and its checks of pointers take more host time than all of a step's checks.
+        The first time it goes through triton, which compiles it. Later launches are direct, with addresses
+        for tensors: triton's look-up and checks take more host time than all of a step's checks.
         """
         if programs is None:
             numbers = (*numbers, self.chunk, min(shape[0], self.chunk))

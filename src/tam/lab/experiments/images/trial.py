@@ -207,7 +207,7 @@ class Training(NetworkLearner):
         figures = self.validate()
         measured = torch.cat([self.measured(epoch).double().reshape(-1), torch.stack([*figures.values()])])
         on_host = measured.to("cpu", non_blocking=True)
-        if self.device.type == "cuda":  # let other trials go on until the device has done what was queued
+        if self.device.type == "cuda":  # let other trials run until the device has done what was queued
             event: Any = torch.cuda.Event()  # type: ignore[no-untyped-call]
             event.record()
             while not event.query():

@@ -22,7 +22,7 @@ from tam.lab.data import text
 
 MASKED_SHARE = 0.15  # of the tokens; of these 8 in 10 become [MASK], 1 another token, 1 stays
 ROOM = 1.25 * MASKED_SHARE  # for them: of 4,096 tokens it takes 6.7 standard deviations to need more
-IGNORED = -100  # the label of a token that is not to be predicted
+IGNORED = -100  # the label of a token that is not predicted
 MASKS, DROPOUT, EVALUATION = 1, 2, 3  # purposes of `draw_seed`
 
 

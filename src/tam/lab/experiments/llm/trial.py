@@ -290,7 +290,7 @@ def _make_trainer(training: Training, device: torch.device) -> Any:
         callbacks=[LabCallback()],
     )
     trainer.remove_callback(package.PrinterCallback)
-    trainer.model_accepts_loss_kwargs = False  # a masked-LM head takes the mean: nothing is to be counted
+    trainer.model_accepts_loss_kwargs = False  # a masked-LM head takes the mean: nothing is counted
     if trainer.args.n_gpu > 1:
         raise LabError("the Trainer uses all GPUs it sees: set CUDA_VISIBLE_DEVICES, or start with torchrun")
     return trainer

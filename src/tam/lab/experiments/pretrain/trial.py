@@ -52,7 +52,7 @@ class Config(TrialConfig):
         data: The text.
         second: A text that replaces it in the last `second_steps`, and that validates; "": none.
         second_steps: Steps on the second text.
-        second_lr: The share of lr with which the schedule starts again there; 0: it goes on.
+        second_lr: The share of lr with which the schedule starts again there; 0: it continues.
     """
 
     unit: ClassVar[str] = "interval"

@@ -88,7 +88,7 @@ def run(
     generator = torch.Generator().manual_seed(config.seed)
     vocabulary = int(model.config.vocab_size)
     tokens = torch.randint(vocabulary, (config.batch, config.length), generator=generator).to(device)
-    fused = {"fused": True} if config.optimizer == "adamw" else {}  # AdaTAMW fuses wherever it can
+    fused = {"fused": True} if config.optimizer == "adamw" else {}  # AdaTAMW fuses by default
     own = make_optimizer(config, model.parameters(), config.lr, **fused)
     adamw = torch.optim.AdamW(model.parameters(), lr=1e-5, weight_decay=0.0, fused=True)
     settings, optimizers = effective_settings(config, own), {"beside": adamw, "own": own}

@@ -96,7 +96,7 @@ class ForkPair(NetworkLearner):
             run_folder = TrialFolder(self.folder.path.parent.parent, replace(self.config.trunk, test=test))
             path = run_folder.path / images.state_file(self.config.at)
             if path.exists():
-                files = (run_folder.read_result() or {}).get("files", {})  # a run may still go on
+                files = (run_folder.read_result() or {}).get("files", {})  # the run may not be finished
                 try:
                     content = path.read_bytes()
                     if path.name in files and files[path.name] != digest_of(content):

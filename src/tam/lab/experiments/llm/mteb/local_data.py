@@ -75,7 +75,7 @@ class Classes:
 
 @dataclass(frozen=True)
 class Clusters:
-    """Sets of texts whose classes are to be found."""
+    """Sets of texts and their classes, which a clustering must find."""
 
     sets: list[Labelled]
 

@@ -87,7 +87,7 @@ def score_model(
                 result = {"model": identity, "how": how, **evaluate_task(name, encoder, data_folder)}
                 write_whole(path, json.dumps(result, indent=1).encode() + b"\n")
                 score = result["score"]
-            except Exception as error:  # of mteb, the data or the network: the other tasks go on
+            except Exception as error:  # of mteb, the data or the network: the other tasks continue
                 if "CUDA error" in str(error):
                     raise  # the process cannot use that device any more
                 path.unlink(missing_ok=True)  # it is of another model, or damaged
