@@ -113,11 +113,12 @@ class ExperimentPages:
 
     def stored(self, page: str) -> str:
         """Return the stored runs of a page: how many, how long and on what."""
-        lines = []
+        lines, keys = [], []
         for group in self._groups(PAGES[page]):
             plans = group.plans
             name, preset = plans[0].experiment.name, plans[0].preset
             records = list(_records(plans).values())
+            keys += [one.key for one in records]
             count = str(len(records))
             if preset.startswith(REGISTERED) and any(plan.to_run() for plan in plans):
                 count += f" of {len(records) + sum(len(plan.to_run()) for plan in plans)}"
@@ -125,7 +126,9 @@ class ExperimentPages:
             report = self._report(records)
             lines.append([where, count, _seconds(records), _together(records), _hardware(records), report])
         header = ["preset", "trials", "time of a trial (s)", "trained together", "hardware", "report"]
-        return table(header, lines) if lines else "No runs are stored."
+        shared = len(keys) - len(set(keys))
+        note = f"\n\nPresets share {shared} trials: {len(set(keys))} in all." if shared else ""
+        return table(header, lines) + note if lines else "No runs are stored."
 
     def _groups(self, names: Sequence[str]) -> list[PresetGroup]:
         """Return what was run of some experiments, packed file by packed file."""

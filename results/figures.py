@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean
 
+from tam.lab.core.ladder_plan import LadderPlan
 from tam.lab.core.runner import finished_trials
 from tam.lab.report.claim_pages import format_estimate, format_part
 from tam.lab.report.comparisons import StudyResults, has_torque
@@ -29,7 +30,8 @@ class Figures:
         """Return what the templates can call."""
         named = (
             self.part, self.control, self.equal_lr, self.difference, self.estimate, self.outcome,
-            self.damping_range, self.check, self.gated, self.verdict, self.trials,
+            self.damping_range, self.check, self.gated, self.verdict, self.trials, self.against,
+            self.is_lower_above,
         )  # fmt: skip
         return {function.__name__: function for function in named}
 
@@ -44,10 +46,22 @@ class Figures:
     def verdict(self, number: int, label: str) -> str:
         return self._parts[number, label].verdict
 
-    def control(self, number: int, label: str) -> str:
-        """Return TAM against its first control."""
-        result = self._parts[number, label]
-        return _text(result, next(iter(result.controls.values()), None))
+    def control(self, number: int, label: str, kind: str = "another") -> str:
+        """Return the figure of TAM against a control."""
+        return _text(self._parts[number, label], self.against(number, label, kind))
+
+    def against(self, number: int, label: str, kind: str) -> Estimate:
+        """Return TAM against a control, "another" seed's or "constant" damping."""
+        controls = self._parts[number, label].controls
+        return next(found for name, found in controls.items() if kind in name)
+
+    def is_lower_above(self, source: str, variant: str, other: str, lr: float) -> bool:
+        """Return True if a variant's mean loss is below another's at all rungs of a ladder above an lr."""
+        experiment, preset, study = source.split("/")
+        plan = self.evidence.plans[experiment, preset, study]
+        assert isinstance(plan, LadderPlan)
+        own, others = (plan.losses(plan.study.variant(name)) for name in (variant, other))
+        return all(fmean(own[rung]) < fmean(others[rung]) for rung in own if rung > lr)
 
     def equal_lr(self, number: int, label: str) -> str:
         """Return the difference at the same lr instead of the same effective lr."""

@@ -161,7 +161,7 @@ def tam(
         momentum: $\beta$
         smoothing: $\gamma$, the decay rate of the smoothed cosine s; 1 keeps s at 0. It should not be below
             `momentum`. These functions do not warn of that, unlike `tam.TAM`: see
-            docs/how-it-works/theory.md
+            [theory](../how-it-works/theory.md)
         floor: $\epsilon$, the smallest weight of a new gradient
         weight_decay: $\lambda$, added to the gradient (coupled)
         scope: "global" for one cosine over all parameters, "tensor" for one per parameter; "group" is

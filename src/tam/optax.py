@@ -109,7 +109,7 @@ def scale_by_torque(
         momentum: $\beta$
         smoothing: $\gamma$, the decay rate of the smoothed cosine s; 1 keeps s at 0. It should not be below
             `momentum`: a much shorter average can make training diverge, and warns
-            (docs/how-it-works/theory.md)
+            ([theory](../how-it-works/theory.md))
         floor: $\epsilon$, the smallest weight of a new gradient
         scope: "global" for one cosine over all leaves of the tree, "tensor" for one per leaf
         gain: how strongly d responds to s; 1 is the paper's rule, 0 keeps d at 1/2

@@ -42,7 +42,7 @@ class AdaTAM(TorqueOptimizer):
         weight_decay: $\lambda$, coupled (added to the gradient), outside the cosine; decoupled in `AdaTAMW`
         smoothing: $\gamma$, the decay rate of the smoothed cosine s; 1 keeps s at 0. It should not be below
             $\beta_1$: a much shorter average can make training diverge, and warns
-            (docs/how-it-works/theory.md)
+            ([theory](../how-it-works/theory.md))
         floor: $\epsilon$, the smallest weight of a new gradient
         scope: what one cosine is taken over: "global" for all parameters, "group" or "tensor"
         gain: factor of s in the damping; 1 is the paper's rule, 0 keeps the damping at 1/2
@@ -57,7 +57,7 @@ class AdaTAM(TorqueOptimizer):
         capturable: keep the step count on the device, as CUDA graphs need it
         differentiable: let autograd go through the step
         shard_group: the ranks over which plain tensors are sharded
-            (docs/guides/distributed.md)
+            ([distributed training](../guides/distributed.md))
         whole_tensors: each of those tensors is on one rank whole, as with ZeroRedundancyOptimizer
 
     Examples:
@@ -206,7 +206,7 @@ class AdaTAMW(AdaTAM):
         weight_decay: $\lambda$, decoupled: the weights are multiplied by $1 - \eta \lambda$ before the step
         smoothing: $\gamma$, the decay rate of the smoothed cosine s; 1 keeps s at 0. It should not be below
             $\beta_1$: a much shorter average can make training diverge, and warns
-            (docs/how-it-works/theory.md)
+            ([theory](../how-it-works/theory.md))
         floor: $\epsilon$, the smallest weight of a new gradient
         scope: what one cosine is taken over: "global" for all parameters, "group" or "tensor"
         gain: factor of s in the damping; 1 is the paper's rule, 0 keeps the damping at 1/2
@@ -221,7 +221,7 @@ class AdaTAMW(AdaTAM):
         capturable: keep the step count on the device, as CUDA graphs need it
         differentiable: let autograd go through the step
         shard_group: the ranks over which plain tensors are sharded
-            (docs/guides/distributed.md)
+            ([distributed training](../guides/distributed.md))
         whole_tensors: each of those tensors is on one rank whole, as with ZeroRedundancyOptimizer
 
     Examples:

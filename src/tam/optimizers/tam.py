@@ -23,13 +23,13 @@ class TAM(TorqueOptimizer):
     $$\begin{aligned}
     S_t &= \langle m_{t-1}, g_t \rangle / (|m_{t-1}| |g_t|) \\
     s_t &= \gamma s_{t-1} + (1 - \gamma) S_t \\
-    d_t &= (1 + \mathrm{clip}(k s_t, -1, 1)) / 2 \\
-    m_t &= \beta m_{t-1} + (\epsilon + d_t) (g_t + \lambda \theta_{t-1}) \\
+    d_t &= (1 + \mathrm{clip}(\mathrm{gain}\, s_t, -1, 1)) / 2 \\
+    m_t &= \beta m_{t-1} + (\epsilon + d_t) (k g_t + \lambda \theta_{t-1}) \\
     \theta_t &= \theta_{t-1} - \eta m_t
     \end{aligned}$$
 
-    The gain k is 1 in the paper. If you come from SGD with momentum, use `matching_sgd`: it takes SGD's
-    hyperparameters and converts them (twice the lr). With `smoothing=1, floor=0.5`, TAM is torch's SGD.
+    The gain is 1 in the paper. k is the clip factor, 1 without `max_grad_norm`. If you come from SGD with
+    momentum, use `matching_sgd`: it takes SGD's hyperparameters and converts them (twice the lr). With `smoothing=1, floor=0.5`, TAM is torch's SGD.
 
     Args:
         params: parameters, named parameters or groups of either
@@ -38,7 +38,7 @@ class TAM(TorqueOptimizer):
         weight_decay: $\lambda$, coupled (added to the gradient), outside the cosine
         smoothing: $\gamma$, the decay rate of the smoothed cosine s; 1 keeps s at 0. It should not be below
             `momentum`: a much shorter average can make training diverge, and warns
-            (docs/how-it-works/theory.md)
+            ([theory](../how-it-works/theory.md))
         floor: $\epsilon$, the smallest weight of a new gradient
         scope: what one cosine is taken over: "global" for all parameters, "group" or "tensor"
         gain: factor of s in the damping; 1 is the paper's rule, 0 keeps the damping at 1/2
@@ -50,7 +50,7 @@ class TAM(TorqueOptimizer):
         capturable: accepted for the sake of torch's callers; TAM keeps no step count
         differentiable: let autograd go through the step
         shard_group: the ranks over which plain tensors are sharded
-            (docs/guides/distributed.md)
+            ([distributed training](../guides/distributed.md))
         whole_tensors: each of those tensors is on one rank whole, as with ZeroRedundancyOptimizer
 
     Examples:

@@ -56,14 +56,20 @@ def test_the_pages_agree(pages: Path) -> None:
     for name in ("forest.svg", "lr.svg"):
         root = ElementTree.fromstring((pages / name).read_text())
         assert root.tag == "{http://www.w3.org/2000/svg}svg"
-    first, beyond, parts = ([line for line in text.splitlines() if line.startswith("| ")][2:]
-                            for text in re.split("## Beyond the paper|## All parts", markdown))  # fmt: skip
+    headings = "## Beyond the paper|## All parts|## Controls"
+    first, beyond, parts, controls = (
+        [line for line in text.splitlines() if line.startswith("| ")][2:]
+        for text in re.split(headings, markdown)
+    )
     assert len(first) == len(claims["claims"])
     assert len(beyond) == len(claims["hypotheses"]) == 8
     compared = [
         one for claim in claims["claims"] for one in claim["parts"] if one["estimate"] or one["pilot"]
     ]
     assert len(parts) == len(compared)
+    run = {(claim["number"], name, one["mean"]) for claim in claims["claims"] for part in claim["parts"]
+           for name, one in part["controls"].items()}  # fmt: skip
+    assert len(controls) == len(run) and all(name in page for _, name, _ in run)
 
 
 def test_the_verdict_is_next_to_the_claim(pages: Path) -> None:

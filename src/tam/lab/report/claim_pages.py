@@ -195,6 +195,7 @@ def build_pages(
         "charts": charts,
         "notes": TEXTS["claims"],
         "table": parts_table(rows),
+        "controls": controls_table(rows),
         "hypotheses": judged_hypotheses(evidence),
     }
     details = {
@@ -238,6 +239,20 @@ def parts_table(rows: Sequence[Row]) -> TableData:
                 figures = [format_part(one), str(found.n), margin, p, signed_rank, failures]
                 cells.append([str(row.claim.number), one.part.label, one.verdict, *figures])
     return TableData(header, cells, is_prose=True)
+
+
+def controls_table(rows: Sequence[Row]) -> TableData:
+    """Return TAM against every control that was run for a part."""
+    cells: dict[tuple[str, str, str], list[str]] = {}
+    for row in rows:
+        for one in row.parts:
+            for name, found in one.controls.items():
+                number, figure = str(row.claim.number), format_estimate(one.part, found)
+                # Parts that differ only in what TAM is compared with share their controls.
+                cells.setdefault((number, name, figure), [number, one.part.label, name, figure, str(found.n)])
+    return TableData(
+        ["#", "Part", "Control", "TAM minus control (95 % interval)", "n"], [*cells.values()], is_prose=True
+    )
 
 
 def _details(row: Row) -> dict[str, Any]:

@@ -172,7 +172,11 @@ def _judge_equality(result: PartResult, found: Estimate) -> PartResult:
     if -margin <= found.low and found.high <= margin:
         return replace(result, verdict=HOLDS, why=f"Within {margin:g}", p=equivalence_p(found, margin))
     if found.low > margin or found.high < -margin:
-        return replace(result, verdict=FAILS, why=f"Differs by more than {margin:g}")
+        why = f"Differs by more than {margin:g}"
+        if result.part.rule == "target":
+            is_below = (found.low > margin) == result.part.measure.lower
+            why = f"{'Below' if is_below else 'Above'} {result.part.target:g} by more than {margin:g}"
+        return replace(result, verdict=FAILS, why=why)
     return replace(result, why=f"Interval too wide at n = {found.n}")
 
 

@@ -18,7 +18,7 @@ from tam.lab.core.toml import read_toml
 from tam.lab.experiments.pretrain.registered import FIRST_STAGE, variants
 from tam.lab.experiments.sgd_ladder.hypotheses import Network, both
 from tam.lab.report.hypotheses import Array, Draws, Hypothesis, decide, judge, knees
-from tam.lab.report.verdicts import FAILS, HOLDS, UNDECIDED
+from tam.lab.report.verdicts import FAILS, HOLDS
 
 Plans = Mapping[tuple[str, str, str], Plan]  # by experiment, preset and study
 EXPERIMENTS = ("pretrain", "sgd_ladder")  # whose runs decide
@@ -28,6 +28,7 @@ STATEMENTS = {
 }
 NAMES = {number: variant.name for number, variant in variants((1.0,)).items()}  # of V1, V2 ...
 GAP, CLOSED = 0.02, 0.8  # H2
+NO_GAP = "no gap"  # a verdict that only H2 can have
 SCHEDULE, FAILURES = 0.01, 0.15  # H3
 COLD = 0.03  # H4
 EQUAL = 0.005  # H6
@@ -101,10 +102,12 @@ class FirstStage:
         closed = (self.means["V1n"] - self.means["V1"]) / np.where(counts, gap, np.inf)
         is_true = np.asarray((~counts | (closed >= CLOSED)).all(1))
         below = self.lrs <= 2 * knee[0]
-        figure = f"AdaTAMW's largest gain without clipping: {gap[0, below].max():.3f}"
+        figure = (
+            f"AdaTAMW's largest gain without clipping, up to twice AdamW's knee: {gap[0, below].max():.3f}"
+        )
         one = replace(STATEMENTS["H2"], figure=figure, n=self.n)
         if not counts[0].any():
-            return replace(one, verdict=UNDECIDED, why=f"No gap above {GAP} to close")
+            return replace(one, verdict=NO_GAP, why=f"No gap above {GAP} to close")
         return decide(one, is_true)
 
     def schedule(self, failures: Plan) -> Hypothesis:
@@ -127,7 +130,7 @@ class FirstStage:
         }
         failed_runs = ", ".join(f"{100 * rate[0]:.0f} %" for rate in rates.values())
         figure = (
-            f"largest differences: another seed's damping {largest['V5']:+.3f}, "
+            f"largest differences between the knees: another seed's damping {largest['V5']:+.3f}, "
             f"lowered schedule {largest['V6']:+.3f}; failed runs: {failed_runs}"
         )
         return decide(replace(STATEMENTS["H3"], figure=figure, n=f"{self.n}, 32"), is_true)
