@@ -29,7 +29,8 @@ class TAM(TorqueOptimizer):
     \end{aligned}$$
 
     The gain is 1 in the paper. k is the clip factor, 1 without `max_grad_norm`. If you come from SGD with
-    momentum, use `matching_sgd`: it takes SGD's hyperparameters and converts them (twice the lr). With `smoothing=1, floor=0.5`, TAM is torch's SGD.
+    momentum, use `matching_sgd`: it takes SGD's hyperparameters and converts them (twice the lr). With
+    `smoothing=1, floor=0.5`, TAM is torch's SGD.
 
     Args:
         params: parameters, named parameters or groups of either
