@@ -104,6 +104,9 @@ def main() -> None:
             raise
         if arguments in ([], ["--help"]):
             print(USAGE + INCOMPLETE, end="")
+        elif arguments[0] not in ("demo", "lab", "--install-completion", "--show-completion"):
+            print(f"tam: no such command: {arguments[0]}\n{USAGE}{INCOMPLETE}", end="", file=sys.stderr)
+            sys.exit(2)
         else:
             sys.exit(f"tam: {explanation}")
 

@@ -142,7 +142,7 @@ def test_answer_names_both_if_two_share_the_best_mean() -> None:
 @pytest.mark.parametrize(
     "sgdm, text",
     [
-        (runs(95.1, 94.8, 95.2), "does the same as TAM to within 1 point: the 95 % interval of"),
+        (runs(95.1, 94.8, 95.2), "is within 1 point of TAM: the 95 % interval of"),
         (runs(99.0, 92.0, 95.0), "and TAM cannot be told apart here: the 95 % interval of"),
         (runs(97.1, 97.0, 96.9), "is better than TAM: the 95 % interval of"),
         (runs(93.1, 93.0, 92.9), "is worse than TAM: the 95 % interval of"),

@@ -344,7 +344,7 @@ def test_pairs_that_share_nothing_start_fresh_and_need_lr() -> None:
     "build, to, name",
     [
         (lambda: make(SGD, nesterov=True), tam.TAM, "nesterov=True.*step is not the momentum"),
-        (lambda: make(SGD, dampening=0.5), tam.TAM, "dampening=0.5.*weighs gradients otherwise"),
+        (lambda: make(SGD, dampening=0.5), tam.TAM, "dampening=0.5.*weighs gradients differently"),
         (lambda: make(Adam, amsgrad=True), tam.AdaTAM, "amsgrad=True.*maximum over the run"),
     ],
 )
@@ -436,7 +436,7 @@ def test_the_plan_says_what_changes_and_why(capsys: pytest.CaptureFixture[str]) 
     assert plan.startswith("TAM -> SGD\n")
     said = [
         "lr 0.01 -> 0.005: times 0.5",
-        "5 lr before, 10 lr after",
+        "5 x 0.01 before, 10 x 0.005 after",
         "momentum 0.9: carried",
         "smoothing 0.9: dropped",
         "kept as they are, for 3 parameters",

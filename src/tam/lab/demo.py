@@ -198,7 +198,7 @@ def _compare_at_half_lr(sgdm: Mapping[int, float], tam: Mapping[int, float]) -> 
     if low > 0 or high < 0:
         relation = f"is {'better' if low > 0 else 'worse'} than TAM"
     elif max(-low, high) <= MARGIN:
-        relation = f"does the same as TAM to within {MARGIN:g} point"
+        relation = f"is within {MARGIN:g} point of TAM"
     else:
         relation = "and TAM cannot be told apart here"
     return f"{title} {relation}: the 95 % interval of the difference is {low:+.2f} to {high:+.2f} points."

@@ -58,7 +58,7 @@ class AdaTAM(TorqueOptimizer):
         differentiable: let autograd go through the step
         shard_group: the ranks over which plain tensors are sharded
             ([distributed training](../guides/distributed.md))
-        whole_tensors: each of those tensors is on one rank whole, as with ZeroRedundancyOptimizer
+        whole_tensors: each of those tensors is complete on one rank, as with ZeroRedundancyOptimizer
 
     Examples:
         >>> import torch, tam
@@ -222,7 +222,7 @@ class AdaTAMW(AdaTAM):
         differentiable: let autograd go through the step
         shard_group: the ranks over which plain tensors are sharded
             ([distributed training](../guides/distributed.md))
-        whole_tensors: each of those tensors is on one rank whole, as with ZeroRedundancyOptimizer
+        whole_tensors: each of those tensors is complete on one rank, as with ZeroRedundancyOptimizer
 
     Examples:
         >>> import torch, tam

@@ -202,7 +202,8 @@ class Base(Optimizer):
                 if p.grad.layout is not torch.strided:
                     raise RuntimeError(
                         f"{type(self).__name__} does not support sparse gradients, but "
-                        f"{describe_parameter(self, i, j)} has one ({p.grad.layout})"
+                        f"{describe_parameter(self, i, j)} has one ({p.grad.layout}). For an embedding, "
+                        "use sparse=False"
                     )
 
     def _init_group(

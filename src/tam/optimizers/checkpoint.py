@@ -166,13 +166,17 @@ def _is_writable(x: Tensor) -> bool:
     return not (overlaps or x.is_conj() or x.is_neg())
 
 
+def _show(value: object) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else repr(value)
+
+
 def _remark(
     optimizer: Optimizer,
     pairs: list[tuple[dict[str, Any], dict[str, Any]]],
     groups: list[dict[str, Any]],
     foreign: bool,
 ) -> str:
-    """Return what a user should know about a checkpoint that is not wholly this optimizer's."""
+    """Return what a user should know about a checkpoint that another optimizer or version wrote."""
     parts = []
     for i, ((own, saved), group) in enumerate(zip(pairs, groups, strict=True)):
         lacking = [k for k in optimizer.defaults if k not in saved and k not in OWN]
@@ -180,19 +184,19 @@ def _remark(
         if not kept:
             continue
         changed = [k for k in optimizer.defaults if k not in kept and k not in OWN and own[k] != group[k]]
-        part = f"group {i} keeps " + ", ".join(f"{k}={group[k]!r}" for k in kept)
+        part = f"group {i} keeps " + ", ".join(f"{k}={_show(group[k])}" for k in kept)
         if changed:
             part += "; the checkpoint sets " + ", ".join(
-                f"{k}={group[k]!r} (was {own[k]!r})" for k in changed
+                f"{k}={_show(group[k])} (was {_show(own[k])})" for k in changed
             )
         # Until torch 2.6, checkpoints of Adam and AdamW look the same.
         unsaid = None if "betas" in saved else False
         here, there = getattr(optimizer, "decoupled", False), saved.get("decoupled_weight_decay", unsaid)
         if foreign and "initial_lr" in saved:
             part += (
-                f"; a scheduler had moved its lr from {saved['initial_lr']!r} to {saved.get('lr')!r}, which "
-                "is lost here. To go on under the scheduler, load both checkpoints as they were written and "
-                "use tam.handover(..., scheduler=scheduler)"
+                f"; a scheduler had moved its lr from {_show(saved['initial_lr'])} to "
+                f"{_show(saved.get('lr'))}, which is lost here. To keep the scheduler, load both checkpoints "
+                "into the classes that wrote them, then use tam.handover(..., scheduler=scheduler)"
             )
         if foreign and here != there and group["weight_decay"] != 0:
             kinds = {True: "decoupled", False: "coupled", None: "coupled (Adam) or decoupled (AdamW)"}

@@ -34,7 +34,7 @@ class TAM(TorqueOptimizer):
 
     Args:
         params: parameters, named parameters or groups of either
-        lr: $\eta$, a float or a tensor
+        lr: learning rate $\eta$, a float or a tensor
         momentum: $\beta$
         weight_decay: $\lambda$, coupled (added to the gradient), outside the cosine
         smoothing: $\gamma$, the decay rate of the smoothed cosine s; 1 keeps s at 0. It should not be below
@@ -48,11 +48,11 @@ class TAM(TorqueOptimizer):
         foreach: True steps over lists of tensors, False tensor by tensor; None chooses
         fused: True uses the fused kernel, or raises if it cannot; False never uses it; None uses it if
             possible
-        capturable: accepted for the sake of torch's callers; TAM keeps no step count
+        capturable: has no effect, because TAM keeps no step count; accepted as in torch
         differentiable: let autograd go through the step
         shard_group: the ranks over which plain tensors are sharded
             ([distributed training](../guides/distributed.md))
-        whole_tensors: each of those tensors is on one rank whole, as with ZeroRedundancyOptimizer
+        whole_tensors: each of those tensors is complete on one rank, as with ZeroRedundancyOptimizer
 
     Examples:
         >>> import torch, tam

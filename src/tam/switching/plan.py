@@ -68,8 +68,8 @@ def _describe(plan: Plan[T]) -> Iterator[str]:
         else:
             old, new = plan.settled_steps(i)
             yield f"    lr {_show(before['lr'])} -> {_show(after['lr'])}: times {old / new:.6g}"
-            steps = f"{old:.6g} lr before, {new:.6g} lr after, with s* = {plan.alignment:g}"
-            yield f"      so the effective lr stays: {steps}"
+            lrs = f"{old:.6g} x {_show(before['lr'])} before, {new:.6g} x {_show(after['lr'])} after"
+            yield f"      so the effective lr stays the same: {lrs}, with s* = {plan.alignment:g}"
         yield from _describe_options(plan.to, before, after)
     yield f"  buffers: {_describe_buffers(plan)}"
     if is_torque(plan.to):

@@ -23,7 +23,7 @@ from tam.switching.transfer import ParamGroup, check_alignment, family, is_decou
 WARMUP_KEYS = ("warmup_steps", "warmup_step", "warmup_ratio")  # what a Warmup keeps in every group
 _WHY_REFUSED = {
     "nesterov": "its step is not the momentum",
-    "dampening": "it weighs gradients otherwise",
+    "dampening": "it weighs gradients differently",
     "amsgrad": "its denominator is a maximum over the run",
 }
 _OR_FRESH = ', or leave the buffers behind (lr=..., buffers="fresh")'
@@ -73,7 +73,7 @@ def explain_handover(
         SGD -> TAM
           group 0, 2 parameters
             lr 0.1 -> 0.2: times 2
-              so the effective lr stays: 10 lr before, 5 lr after, with s* = 0
+              so the effective lr stays the same: 10 x 0.1 before, 5 x 0.2 after, with s* = 0
             momentum 0.9: carried
             weight_decay 0: carried
             TAM's own: smoothing=0.9, floor=1e-08, scope='global', gain=1, max_grad_norm=None
