@@ -176,6 +176,30 @@ def test_optimizer_for_makes_the_adatamw_that_matches(tmp_path: Path, beta1: flo
     assert decays == pytest.approx([1e-2 * 0.3, 0.0])
 
 
+def test_optimizer_for_reads_the_arguments_when_the_optimizer_is_made(tmp_path: Path) -> None:
+    """A search of hyperparameters changes them after the Trainer is made."""
+    arguments = TrainingArguments(str(tmp_path), use_cpu=True, learning_rate=1e-3, optim="paged_adamw_32bit")
+    job = trainer(tmp_path, optimizer_cls_and_kwargs=optimizer_for(arguments))
+    arguments.learning_rate = 5e-2
+    assert [group["lr"] for group in job.create_optimizer().param_groups] == pytest.approx([1e-2] * 2)
+
+
+def test_optimizer_for_resumes_its_own_run_and_refuses_adamws(tmp_path: Path) -> None:
+    """The scheduler of AdamW's checkpoint would bring AdamW's learning rates back."""
+    options = {"max_steps": 4, "save_steps": 2, "save_strategy": "steps", "learning_rate": 1e-3}
+    arguments = TrainingArguments(str(tmp_path), use_cpu=True, **options)
+    own, theirs = tmp_path / "own", tmp_path / "adamw"
+    whole = trainer(own, options, optimizer_cls_and_kwargs=optimizer_for(arguments))
+    whole.train()
+    resumed = trainer(own, options, optimizer_cls_and_kwargs=optimizer_for(arguments))
+    resumed.train(resume_from_checkpoint=str(own / "checkpoint-2"))
+    assert_same(unwrap(resumed.optimizer), unwrap(whole.optimizer))
+    trainer(theirs, options, optimizer_cls_and_kwargs=(torch.optim.AdamW, {"lr": 1e-3})).train()
+    job = trainer(theirs, options, optimizer_cls_and_kwargs=optimizer_for(arguments))
+    with pytest.raises(ValueError, match=r"learning rates\. Convert the checkpoint"):
+        job.train(resume_from_checkpoint=str(theirs / "checkpoint-2"))
+
+
 @pytest.mark.parametrize("name, field", [("lr", "learning_rate"), ("weight_decay", "weight_decay")])
 def test_optimizer_for_takes_hyperparameters_from_the_arguments_alone(
     tmp_path: Path, name: str, field: str

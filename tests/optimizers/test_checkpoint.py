@@ -6,6 +6,7 @@ import copy
 import io
 import pickle
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -250,6 +251,25 @@ def test_an_old_adam_counts_steps_in_python() -> None:
         target.load_state_dict(saved)
     assert all(float(target.state[p]["step"]) == 2 for p in params_of(target))
     train(target, 1)
+
+
+@pytest.mark.parametrize(
+    "theirs, ours",
+    [
+        (partial(torch.optim.RMSprop, momentum=0.9), tam.TAM),
+        (partial(torch.optim.ASGD), tam.TAM),
+        (torch.optim.NAdam, tam.AdaTAM),
+        (partial(torch.optim.RAdam, decoupled_weight_decay=True), tam.AdaTAMW),
+    ],
+    ids=["RMSprop", "ASGD", "NAdam", "RAdam"],
+)
+def test_buffers_of_another_meaning_are_refused(theirs: Any, ours: type) -> None:
+    p = torch.nn.Parameter(torch.ones(3))
+    p.grad = torch.ones(3)
+    optimizer = theirs([p], lr=0.01)
+    optimizer.step()
+    with pytest.raises(ValueError, match="cannot load this checkpoint"):
+        ours([p]).load_state_dict(optimizer.state_dict())
 
 
 def test_sgd_without_momentum_has_no_buffers_to_take() -> None:

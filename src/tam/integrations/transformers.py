@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from typing import Any
 
-from torch.optim.optimizer import ParamsT
+from torch.optim.optimizer import Optimizer, ParamsT
 
 from tam._extras import missing
 from tam.integrations import has_readings, may_have_readings, no_readings_error, readings
@@ -26,11 +26,30 @@ _ADAMW_ARGUMENTS = {
 class _MatchingAdamW(AdaTAMW):
     """Makes the AdaTAMW that matches an AdamW. It is a class because the Trainer calls no function.
 
-    The conversion cannot be done earlier: the Trainer puts `weight_decay` of its arguments into the groups.
+    The conversion cannot be done earlier: the Trainer puts `weight_decay` of its arguments into the groups,
+    and a search of hyperparameters changes the arguments.
     """
 
-    def __new__(cls, params: ParamsT, **options: Any) -> AdaTAMW:  # type: ignore[misc]
-        return AdaTAMW.matching_adamw(params, **options)
+    def __new__(  # type: ignore[misc]
+        cls, params: ParamsT, training_arguments: TrainingArguments, **options: Any
+    ) -> AdaTAMW:
+        args = training_arguments
+        optimizer = AdaTAMW.matching_adamw(
+            params, lr=args.learning_rate, betas=(args.adam_beta1, args.adam_beta2), eps=args.adam_epsilon,
+            weight_decay=args.weight_decay, **options,
+        )  # fmt: skip
+        optimizer.register_load_state_dict_pre_hook(_refuse_foreign)
+        return optimizer
+
+
+def _refuse_foreign(optimizer: Optimizer, checkpoint: dict[str, Any]) -> None:
+    """Raise for a checkpoint of AdamW: the Trainer would load its scheduler, too, with AdamW's rates."""
+    if any("smoothing" not in group for group in checkpoint["param_groups"]):
+        raise ValueError(
+            "the Trainer's checkpoint is of another optimizer, and its scheduler has that optimizer's "
+            "learning rates. Convert the checkpoint (docs/guides/transformers.md shows how), or start from "
+            "its weights"
+        )
 
 
 def optimizer_for(
@@ -44,12 +63,13 @@ def optimizer_for(
     have no weight decay, as with the Trainer's AdamW.
 
     Args:
-        training_arguments: the arguments that the Trainer gets, unchanged
+        training_arguments: the arguments that the Trainer gets. They are read when it makes the optimizer
         options: AdaTAMW's own options, such as `scope` or `max_grad_norm`, and `alignment`, the $s^*$ of the
             conversion (0 by default)
 
     Returns:
-        The pair for the Trainer. Its keywords are still AdamW's; its class converts them.
+        The pair for the Trainer. The optimizer that it makes loads no checkpoint of AdamW: that would bring
+        AdamW's learning rates back with the scheduler.
 
     Raises:
         TypeError: if an option is one of the hyperparameters that the arguments give
@@ -67,7 +87,7 @@ def optimizer_for(
         [(0.0002, 0.5), (0.0002, 0.0)]
     """
     args = training_arguments
-    if not args.optim.startswith("adamw"):
+    if not args.optim.startswith(("adamw", "paged_adamw")):
         given = getattr(args.optim, "value", args.optim)
         raise ValueError(
             f'optim must be an AdamW, such as "adamw_torch", got "{given}": no rule converts its learning '
@@ -77,9 +97,7 @@ def optimizer_for(
     for name in options:
         if name in _ADAMW_ARGUMENTS:
             raise TypeError(f"{name} comes from the TrainingArguments: set {_ADAMW_ARGUMENTS[name]} there")
-    betas = (args.adam_beta1, args.adam_beta2)
-    adamw = {"lr": args.learning_rate, "betas": betas, "eps": args.adam_epsilon}
-    return _MatchingAdamW, {**adamw, "weight_decay": args.weight_decay, **options}
+    return _MatchingAdamW, {"training_arguments": args, **options}
 
 
 class TorqueCallback(TrainerCallback):

@@ -49,6 +49,11 @@ def prepare_checkpoint(
             )
     _check_counts(optimizer, checkpoint["param_groups"])
     foreign = any(_is_foreign(saved, mark, optimizer.defaults) for saved in checkpoint["param_groups"])
+    if foreign and any(_has_another_rule(saved) for saved in checkpoint["param_groups"]):
+        raise ValueError(
+            f"{type(optimizer).__name__} cannot load this checkpoint: it is of RMSprop, NAdam or a similar "
+            "optimizer, whose buffers mean something else"
+        )
     momentum = "betas" if "betas" in optimizer.defaults else "momentum"
     if not foreign and any(momentum not in saved for saved in checkpoint["param_groups"]):
         name = type(optimizer).__name__
@@ -90,6 +95,14 @@ def _is_foreign(saved: Mapping[str, Any], mark: str | None, options: Mapping[str
     if mark is not None:
         return mark not in saved
     return any(name in saved and name not in options for name in (*CHECKS, *REFUSED))
+
+
+def _has_another_rule(saved: Mapping[str, Any]) -> bool:
+    """Return True for groups of optimizers whose buffers have the names of SGD's or Adam's.
+
+    RMSprop and ASGD have `alpha`. NAdam and RAdam can decouple the weight decay, and lack Adam's `amsgrad`.
+    """
+    return "alpha" in saved or ("decoupled_weight_decay" in saved and "amsgrad" not in saved)
 
 
 def _check_counts(optimizer: Optimizer, saved: list[dict[str, Any]]) -> None:

@@ -174,7 +174,7 @@ class TorqueOptimizer(Base):
         if reason is not None:
             if must_fuse and reason != _IDLE:
                 raise RuntimeError(f"fused=True is not possible: {reason}")
-            if self._last_backend is None and not self._option("capturable"):  # at the first step alone
+            if self._last_backend is None and not self._option("capturable"):  # the first step: no later cost
                 warn_if_slow([p for g in self.param_groups for p in g["params"] if p.grad is not None])
             return False
         self._check_step()

@@ -92,8 +92,8 @@ def load_tokenizer(source: str, block: int = 0, needs_mask: bool = True) -> Any:
     """Return the tokenizer of a model, whose positions must suffice for a block of so many tokens."""
     package = transformers()
     try:
-        tokenizer = package.AutoTokenizer.from_pretrained(source)
-        config = package.AutoConfig.from_pretrained(source)
+        tokenizer = package.AutoTokenizer.from_pretrained(source, trust_remote_code=False)
+        config = package.AutoConfig.from_pretrained(source, trust_remote_code=False)
         vocabulary = config.vocab_size
     except Exception as error:  # the hub's, the network's and the tokenizers' own
         message = " ".join(str(error).split())
@@ -121,7 +121,7 @@ def load_network(source: str, auto_class: str) -> tuple[Any, list[str]]:
     """
     try:
         network, report = getattr(transformers(), auto_class).from_pretrained(
-            source, dtype=torch.float32, output_loading_info=True
+            source, dtype=torch.float32, output_loading_info=True, trust_remote_code=False
         )
     except Exception as error:  # of many kinds: no such folder, no connection, another format
         raise LabError(f"the model {source} cannot be loaded: {error}") from error

@@ -82,7 +82,7 @@ def resolve_encoder(encoder: str, out: Path, data_folder: Path) -> dict[str, str
     files.check("movielens", find("movielens", data_folder), data_folder)
     titles = movielens.read(data_folder).titles
     try:
-        model = SentenceTransformer(encoder, device="cpu")
+        model = SentenceTransformer(encoder, device="cpu", trust_remote_code=False)
     except Exception as error:  # of many kinds: no such folder, no network, another format
         raise LabError(f"--encoder {encoder} cannot be loaded: {error}") from error
     embeddings = torch.from_numpy(model.encode(titles, show_progress_bar=False)).half()
