@@ -193,6 +193,9 @@ def on_page_content(content: str, page: Page, config: MkDocsConfig, files: Files
 
 # ------------------------------------------------------------------ the link checker
 
+# A site can be in a folder of its server, and a link must not leave it. No link has these characters.
+SITE = "/<site>/"
+
 
 class _Links(HTMLParser):
     """The anchors of a page, and the addresses that it refers to."""
@@ -223,11 +226,17 @@ def dead_links(site: Path) -> dict[str, list[str]]:
     }
     dead: dict[str, list[str]] = {}
     for name, page in pages.items():
+        # The server shows 404.html for any address, so its links start at the top of the site.
+        top = "/" if name == "404.html" else SITE
         for target in page.targets:
             parts = urlsplit(target)
             if parts.scheme or parts.netloc:
                 continue
-            path = unquote(urlsplit(urljoin(f"/{name}", target)).path).lstrip("/")
+            address = urlsplit(urljoin(f"{top}{name}", target)).path
+            if not address.startswith(top):
+                dead.setdefault(target, []).append(name)
+                continue
+            path = unquote(address.removeprefix(top))
             if path == "" or path.endswith("/"):
                 path += "index.html"
             anchor = unquote(parts.fragment)

@@ -90,6 +90,28 @@ def test_the_link_checker_finds_dead_links_and_anchors(tmp_path: Path) -> None:
     }
 
 
+def test_a_link_that_leaves_the_site_is_dead(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "index.html").write_text(
+        '<a href="../a/"></a><a href="/a/"></a><a href="../site/a/"></a><a href="a/../."></a>'
+    )
+    (tmp_path / "a" / "index.html").write_text('<a href="../../a/"></a><a href="/"></a><a href="../a/"></a>')
+    assert dead_links(tmp_path) == {
+        "../a/": ["index.html"],
+        "/a/": ["index.html"],
+        "../site/a/": ["index.html"],
+        "../../a/": ["a/index.html"],
+        "/": ["a/index.html"],
+    }
+
+
+def test_links_of_the_404_page_start_at_the_top_of_the_site(tmp_path: Path) -> None:
+    (tmp_path / "404.html").write_text('<a href="/."></a><a href="/style.css"></a><a href="/none.css"></a>')
+    (tmp_path / "index.html").touch()
+    (tmp_path / "style.css").touch()
+    assert dead_links(tmp_path) == {"none.css": ["404.html"]}
+
+
 def test_every_page_of_docs_is_in_the_navigation() -> None:
     pages = {page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md")}
     assert pages <= set(NAV)
