@@ -112,7 +112,11 @@ def rewrite_links(markdown: str, source: str, root: Path = ROOT) -> str:
             return match[0]
         text = _LINK.sub(rewrite, match["text"])
         target, hash_, anchor = match["target"].partition("#")
-        if not target or urlsplit(target).scheme:
+        try:
+            scheme = urlsplit(target).scheme
+        except ValueError as error:  # MkDocs would raise it, too, without the address
+            raise ValueError(f"{source}: malformed address {target}: {error}") from error
+        if not target or scheme:
             return f"{match['image']}[{text}]({match['target']}{match['title']})"
         path = posixpath.normpath(posixpath.join(posixpath.dirname(source), unquote(target)))
         place = site_path(path)
@@ -197,6 +201,9 @@ def on_page_content(content: str, page: Page, config: MkDocsConfig, files: Files
 SITE = "/<site>/"
 
 
+_CANDIDATE = re.compile(r"[\s,]*(\S*[^\s,])[^,]*")  # of a srcset: an address and, after a space, its size
+
+
 class _Links(HTMLParser):
     """The anchors of a page, and the addresses that it refers to."""
 
@@ -210,8 +217,10 @@ class _Links(HTMLParser):
         for name, value in attrs:
             if name == "id" or (tag, name) == ("a", "name"):
                 self.anchors.add(value or "")
-            elif name in ("href", "src"):
+            elif name in ("href", "src", "poster") or (tag, name) == ("object", "data"):
                 self.targets.append(value or "")
+            elif name == "srcset":
+                self.targets += _CANDIDATE.findall(value or "")
 
 
 def dead_links(site: Path) -> dict[str, list[str]]:
@@ -229,7 +238,11 @@ def dead_links(site: Path) -> dict[str, list[str]]:
         # The server shows 404.html for any address, so its links start at the top of the site.
         top = "/" if name == "404.html" else SITE
         for target in page.targets:
-            parts = urlsplit(target)
+            try:
+                parts = urlsplit(target)
+            except ValueError:  # for example, http://[bad
+                dead.setdefault(target, []).append(name)
+                continue
             if parts.scheme or parts.netloc:
                 continue
             address = urlsplit(urljoin(f"{top}{name}", target)).path

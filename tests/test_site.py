@@ -112,6 +112,31 @@ def test_links_of_the_404_page_start_at_the_top_of_the_site(tmp_path: Path) -> N
     assert dead_links(tmp_path) == {"none.css": ["404.html"]}
 
 
+@pytest.mark.parametrize(
+    "element, dead",
+    [
+        ('<img srcset="a.png, none.png 2x">', ["none.png"]),
+        ('<source srcset="none-1.png 1x, none-2.png 640w,a.png">', ["none-1.png", "none-2.png"]),
+        ('<img srcset="data:image/png;base64,AAAA 1x, a.png 2x">', []),
+        ('<video poster="none.png"></video><video poster="a.png"></video>', ["none.png"]),
+        ('<object data="none.svg"></object><object data="a.png"></object>', ["none.svg"]),
+    ],
+)
+def test_the_link_checker_reads_every_attribute_with_an_address(
+    tmp_path: Path, element: str, dead: list[str]
+) -> None:
+    (tmp_path / "a.png").touch()
+    (tmp_path / "index.html").write_text(element)
+    assert list(dead_links(tmp_path)) == dead
+
+
+def test_a_malformed_address_is_reported(tmp_path: Path) -> None:
+    (tmp_path / "index.html").write_text('<a href="http://[bad"></a>')
+    assert dead_links(tmp_path) == {"http://[bad": ["index.html"]}
+    with pytest.raises(ValueError, match=r"README.md: malformed address http://\[bad"):
+        rewrite_links("[a](http://[bad)", "README.md")
+
+
 def test_every_page_of_docs_is_in_the_navigation() -> None:
     pages = {page.relative_to(DOCS).as_posix() for page in DOCS.rglob("*.md")}
     assert pages <= set(NAV)
