@@ -97,7 +97,7 @@ def rewrite_links(markdown: str, source: str, root: Path = ROOT) -> str:
     """Return a page of the repository with its relative links as they are on the site.
 
     A link to a file that the site does not have becomes its text and the file's path as code. A link to
-    nothing stays, and fails the build.
+    nothing, to a hidden folder or out of the repository stays, and fails the build.
 
     Args:
         markdown: the page
@@ -120,7 +120,8 @@ def rewrite_links(markdown: str, source: str, root: Path = ROOT) -> str:
             return f"{match['image']}[{text}]({match['target']}{match['title']})"
         path = posixpath.normpath(posixpath.join(posixpath.dirname(source), unquote(target)))
         place = site_path(path)
-        if place is None and (root / path).exists():
+        is_outside = path.startswith("/") or any(part.startswith(".") for part in path.split("/"))
+        if place is None and not is_outside and (root / path).exists():
             return f"`{path}`" if path.endswith(text.strip("`")) else f"{text} (`{path}`)"
         target = target if place is None else posixpath.relpath(place, posixpath.dirname(page))
         return f"{match['image']}[{text}]({target}{hash_}{anchor}{match['title']})"

@@ -51,6 +51,17 @@ def test_a_link_to_nothing_stays_for_mkdocs_to_report() -> None:
     assert rewrite_links("[a](examples/none.py)", "README.md") == "[a](examples/none.py)"
 
 
+@pytest.mark.parametrize("target", ["../secret", "../repo/examples", "/etc", ".git/config", "a/../.git", "."])
+def test_a_link_out_of_the_repository_stays_for_mkdocs_to_report(tmp_path: Path, target: str) -> None:
+    (tmp_path / "secret").touch()
+    (tmp_path / "repo" / ".git").mkdir(parents=True)
+    (tmp_path / "repo" / ".git" / "config").touch()
+    (tmp_path / "repo" / "examples").mkdir()
+    link = f"[a]({target})"
+    assert rewrite_links("[a](examples)", "README.md", tmp_path / "repo") == "a (`examples`)"
+    assert rewrite_links(link, "README.md", tmp_path / "repo") == link
+
+
 @pytest.mark.parametrize("code", ["`[a](docs/b.md)`", "``[a](docs/b.md) ` ``", "```\n[a](docs/b.md)\n```"])
 def test_code_is_left_alone(code: str) -> None:
     markdown = f"{code}\n\n[c](docs/d.md)"
