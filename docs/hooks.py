@@ -129,35 +129,44 @@ def rewrite_links(markdown: str, source: str, root: Path = ROOT) -> str:
     return _LINK.sub(rewrite, markdown)
 
 
+_ITEM = re.compile(r"([-*+]|\d+\.) {1,4}")
+
+
 def adapt_lists(markdown: str) -> str:
     """Return a page with its lists as Python-Markdown reads them.
 
-    In a checkout's viewers, lines indented by 2 or 3 spaces belong to a list item, and a list can follow a
-    paragraph without a blank line. Python-Markdown needs 4 spaces and the blank line.
+    In a checkout's viewers, lines belong to a list item if they start where its text starts, and a list can
+    follow a paragraph without a blank line. Python-Markdown needs 4 spaces per level and the blank line.
     """
     lines: list[str] = []
-    fence, shift = "", 0
-    in_list = after_paragraph = False
+    starts: list[int] = []  # the columns where the texts of the open items start
+    fence, shift, depth = "", 0, 0
+    begins_block, after_paragraph = True, False
     for line in markdown.split("\n"):
         text = line.lstrip(" ")
         indent = len(line) - len(text)
         if fence:
-            fence = "" if text.rstrip() == fence else fence
+            if text.rstrip() == fence:
+                fence, begins_block = "", True
         elif not text:
-            after_paragraph = False
+            begins_block, after_paragraph = True, False
         else:
-            is_item = re.match(r"([-*+]|\d+\.) ", text) is not None
-            if is_item and indent == 0 and after_paragraph:
-                lines.append("")
-            begins_block = not lines or not lines[-1].strip()
-            if indent == 0 and (is_item or begins_block):
-                in_list = is_item
-            if is_item or begins_block:
-                after_paragraph = not is_item
-            shift = 4 - indent if in_list and indent in (2, 3) else 0
+            outer = [start for start in starts if start <= indent]
+            extra = indent - (outer[-1] if outer else 0)
+            item = _ITEM.match(text) if extra < 4 else None  # with more, it is code
             opening = re.match("`{3,}|~{3,}", text)
-            fence = opening[0] if opening else ""
-        lines.append(" " * shift + line if text else line)
+            if item or opening or begins_block:
+                starts = [*outer, indent + len(item[0])] if item else outer
+                shift = 4 * len(outer) + (0 if item else extra) - indent
+            if item and (after_paragraph or len(outer) < depth):
+                lines.append("")
+                begins_block = True
+            if begins_block:
+                depth = len(outer)
+            if item or begins_block:
+                after_paragraph = not item
+            fence, begins_block = opening[0] if opening else "", False
+        lines.append(" " * (indent + shift if indent else 0) + text)
     return "\n".join(lines)
 
 

@@ -71,7 +71,15 @@ def test_code_is_left_alone(code: str) -> None:
 @pytest.mark.parametrize(
     "markdown, expected",
     [
-        ("- a\n  - b\n    c\n- d", "- a\n    - b\n    c\n- d"),
+        ("- a\n  - b\n    c\n- d", "- a\n    - b\n      c\n- d"),
+        ("1. a\n   - b\n     - c\n   - d\n2. e", "1. a\n    - b\n        - c\n    - d\n2. e"),
+        ("- a\n  - b\n    - c\n\n      d", "- a\n    - b\n        - c\n\n            d"),
+        ("- a\n  1. b\n\n     ```\n     c\n     ```", "- a\n    1. b\n\n        ```\n        c\n        ```"),
+        ("- a\n    - b\n        - c", "- a\n    - b\n        - c"),
+        ("- a\n\n  - b\n- c", "- a\n\n    - b\n\n- c"),
+        ("- a\n\n  b\n  - c\n- d", "- a\n\n    b\n\n    - c\n\n- d"),
+        ("- a\n\n      code", "- a\n\n        code"),
+        ("    - code", "    - code"),
         ("1. a\n\n   ```\n     b\n   ```\n2. c", "1. a\n\n    ```\n      b\n    ```\n\n2. c"),
         ("a\n- b\n- c", "a\n\n- b\n- c"),
         ("- a\n\n  b\n- c", "- a\n\n    b\n\n- c"),
