@@ -20,7 +20,7 @@ BIN := $(VENV)/bin
 CODE := src tests benchmarks docs examples results scripts setup.py
 # pip shows its progress on a terminal. A log gets warnings and errors alone.
 PROGRESS := $(shell test -t 2 || echo --quiet)
-INSTALL := -m pip install $(PROGRESS) --constraint $(CURDIR)/constraints.txt
+INSTALL := -m pip install $(PROGRESS) --constraint "$(CURDIR)/constraints.txt"
 PIP := $(BIN)/python $(INSTALL)
 SOURCES := pyproject.toml constraints.txt setup.py $(wildcard src/tam/step/fused/cpu*.[ch]) \
 	src/tam/step/fused/columns.py src/tam/sharding/sums.py
@@ -72,10 +72,10 @@ words:
 bench: $(VENV)/.dev
 	$(BIN)/python benchmarks/step.py --out benchmarks/results/latest.json
 
-DIST := $(CURDIR)/build/dist
+DIST := build/dist
 BUILD := $(DIST)/tools/bin/python -m build --quiet
 CHECK := $(DIST)/tools/bin/python scripts/check_dist.py
-EMPTY := cd $(DIST) && env -u PYTHONPATH PATH=$(DIST)/empty/bin CC=false python
+EMPTY := cd $(DIST) && env -u PYTHONPATH PATH="$(CURDIR)/$(DIST)/empty/bin" CC=false python
 DIST_TESTS := tests/test_package.py tests/test_reference.py tests/test_readme.py tests/lab/test_findings.py
 
 # The wheel is built from the sdist, once with the kernel and once as on a machine without a compiler.
@@ -90,13 +90,13 @@ dist: $(VENV)/.dev
 	CC=false $(BUILD) --wheel --outdir $(DIST)/pure $(DIST)/source
 	$(CHECK) dist/*.tar.gz $(DIST)/pure/*.whl
 	$(PYTHON) -m venv $(DIST)/empty
-	$(EMPTY) $(INSTALL) $(CURDIR)/dist/*.whl
+	$(EMPTY) $(INSTALL) ../../dist/*.whl
 	$(EMPTY) -I source/scripts/take_step.py
 	$(EMPTY) $(INSTALL) --no-deps --force-reinstall pure/*.whl
 	$(EMPTY) -I source/scripts/take_step.py
-	cd $(DIST)/source && $(abspath $(BIN))/python -m pytest --quiet --collect-only > ../collected.txt \
+	cd $(DIST)/source && "$(abspath $(BIN))/python" -m pytest --quiet --collect-only > ../collected.txt \
 		|| { tail ../collected.txt; exit 1; }
-	cd $(DIST)/source && $(abspath $(BIN))/python -m pytest --quiet $(DIST_TESTS)
+	cd $(DIST)/source && "$(abspath $(BIN))/python" -m pytest --quiet $(DIST_TESTS)
 
 # Python 3.10 is the oldest we support; a python3.10 may exist and not run (pyenv's shims).
 OLDEST_PYTHON ?= $(shell python3.10 -c 'import sys; print(sys.executable)' 2>/dev/null || echo $(PYTHON))
@@ -124,7 +124,7 @@ compat-oldest compat-newest: compat-%:
 
 # In a copy of the package. Python itself is not instrumented, so the sanitizer's library is loaded
 # first, and libstdc++ with it: else torch's exceptions end the process.
-SANITIZED := $(CURDIR)/build/sanitize
+SANITIZED := build/sanitize
 sanitize: $(VENV)/.dev
 	rm -rf $(SANITIZED) && mkdir -p $(SANITIZED) && cp -R src/tam $(SANITIZED)
 	rm -f $(SANITIZED)/tam/step/fused/_cpu*.so
@@ -133,7 +133,7 @@ sanitize: $(VENV)/.dev
 	$(CC) -O2 -g -std=c11 -fopenmp -ffp-contract=off -fsanitize=address,undefined -fno-sanitize-recover=all \
 		-shared -fPIC $(SANITIZED)/tam/step/fused/cpu.c -o $(SANITIZED)/tam/step/fused/_cpu.so -lm
 	LD_PRELOAD="$$($(CC) -print-file-name=libasan.so) $$($(CC) -print-file-name=libstdc++.so.6)" \
-		ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc PYTHONPATH=$(SANITIZED) \
+		ASAN_OPTIONS=detect_leaks=0 PYTHONMALLOC=malloc PYTHONPATH="$(CURDIR)/$(SANITIZED)" \
 		$(BIN)/python -m pytest -o pythonpath=. --capture=sys tests/step tests/optimizers/test_moving_tensors.py
 
 CPU_TORCH := On Linux without an NVIDIA GPU, \

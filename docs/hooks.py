@@ -97,7 +97,7 @@ def rewrite_links(markdown: str, source: str, root: Path = ROOT) -> str:
     """Return a page of the repository with its relative links as they are on the site.
 
     A link to a file that the site does not have becomes its text and the file's path as code. A link to
-    nothing stays, and fails the build.
+    nothing, to a hidden folder or out of the repository stays, and fails the build.
 
     Args:
         markdown: the page
@@ -112,11 +112,16 @@ def rewrite_links(markdown: str, source: str, root: Path = ROOT) -> str:
             return match[0]
         text = _LINK.sub(rewrite, match["text"])
         target, hash_, anchor = match["target"].partition("#")
-        if not target or urlsplit(target).scheme:
+        try:
+            scheme = urlsplit(target).scheme
+        except ValueError as error:  # MkDocs would raise it, too, without the address
+            raise ValueError(f"{source}: malformed address {target}: {error}") from error
+        if not target or scheme:
             return f"{match['image']}[{text}]({match['target']}{match['title']})"
         path = posixpath.normpath(posixpath.join(posixpath.dirname(source), unquote(target)))
         place = site_path(path)
-        if place is None and (root / path).exists():
+        is_outside = path.startswith("/") or any(part.startswith(".") for part in path.split("/"))
+        if place is None and not is_outside and (root / path).exists():
             return f"`{path}`" if path.endswith(text.strip("`")) else f"{text} (`{path}`)"
         target = target if place is None else posixpath.relpath(place, posixpath.dirname(page))
         return f"{match['image']}[{text}]({target}{hash_}{anchor}{match['title']})"
@@ -124,35 +129,44 @@ def rewrite_links(markdown: str, source: str, root: Path = ROOT) -> str:
     return _LINK.sub(rewrite, markdown)
 
 
+_ITEM = re.compile(r"([-*+]|\d+\.) {1,4}")
+
+
 def adapt_lists(markdown: str) -> str:
     """Return a page with its lists as Python-Markdown reads them.
 
-    In a checkout's viewers, lines indented by 2 or 3 spaces belong to a list item, and a list can follow a
-    paragraph without a blank line. Python-Markdown needs 4 spaces and the blank line.
+    In a checkout's viewers, lines belong to a list item if they start where its text starts, and a list can
+    follow a paragraph without a blank line. Python-Markdown needs 4 spaces per level and the blank line.
     """
     lines: list[str] = []
-    fence, shift = "", 0
-    in_list = after_paragraph = False
+    starts: list[int] = []  # the columns where the texts of the open items start
+    fence, shift, depth = "", 0, 0
+    begins_block, after_paragraph = True, False
     for line in markdown.split("\n"):
         text = line.lstrip(" ")
         indent = len(line) - len(text)
         if fence:
-            fence = "" if text.rstrip() == fence else fence
+            if text.rstrip() == fence:
+                fence, begins_block = "", True
         elif not text:
-            after_paragraph = False
+            begins_block, after_paragraph = True, False
         else:
-            is_item = re.match(r"([-*+]|\d+\.) ", text) is not None
-            if is_item and indent == 0 and after_paragraph:
-                lines.append("")
-            begins_block = not lines or not lines[-1].strip()
-            if indent == 0 and (is_item or begins_block):
-                in_list = is_item
-            if is_item or begins_block:
-                after_paragraph = not is_item
-            shift = 4 - indent if in_list and indent in (2, 3) else 0
+            outer = [start for start in starts if start <= indent]
+            extra = indent - (outer[-1] if outer else 0)
+            item = _ITEM.match(text) if extra < 4 else None  # with more, it is code
             opening = re.match("`{3,}|~{3,}", text)
-            fence = opening[0] if opening else ""
-        lines.append(" " * shift + line if text else line)
+            if item or opening or begins_block:
+                starts = [*outer, indent + len(item[0])] if item else outer
+                shift = 4 * len(outer) + (0 if item else extra) - indent
+            if item and (after_paragraph or len(outer) < depth):
+                lines.append("")
+                begins_block = True
+            if begins_block:
+                depth = len(outer)
+            if item or begins_block:
+                after_paragraph = not item
+            fence, begins_block = opening[0] if opening else "", False
+        lines.append(" " * (indent + shift if indent else 0) + text)
     return "\n".join(lines)
 
 
@@ -193,6 +207,12 @@ def on_page_content(content: str, page: Page, config: MkDocsConfig, files: Files
 
 # ------------------------------------------------------------------ the link checker
 
+# A site can be in a folder of its server, and a link must not leave it. No link has these characters.
+SITE = "/<site>/"
+
+
+_CANDIDATE = re.compile(r"[\s,]*(\S*[^\s,])[^,]*")  # of a srcset: an address and, after a space, its size
+
 
 class _Links(HTMLParser):
     """The anchors of a page, and the addresses that it refers to."""
@@ -207,8 +227,10 @@ class _Links(HTMLParser):
         for name, value in attrs:
             if name == "id" or (tag, name) == ("a", "name"):
                 self.anchors.add(value or "")
-            elif name in ("href", "src"):
+            elif name in ("href", "src", "poster") or (tag, name) == ("object", "data"):
                 self.targets.append(value or "")
+            elif name == "srcset":
+                self.targets += _CANDIDATE.findall(value or "")
 
 
 def dead_links(site: Path) -> dict[str, list[str]]:
@@ -223,11 +245,21 @@ def dead_links(site: Path) -> dict[str, list[str]]:
     }
     dead: dict[str, list[str]] = {}
     for name, page in pages.items():
+        # The server shows 404.html for any address, so its links start at the top of the site.
+        top = "/" if name == "404.html" else SITE
         for target in page.targets:
-            parts = urlsplit(target)
+            try:
+                parts = urlsplit(target)
+            except ValueError:  # for example, http://[bad
+                dead.setdefault(target, []).append(name)
+                continue
             if parts.scheme or parts.netloc:
                 continue
-            path = unquote(urlsplit(urljoin(f"/{name}", target)).path).lstrip("/")
+            address = urlsplit(urljoin(f"{top}{name}", target)).path
+            if not address.startswith(top):
+                dead.setdefault(target, []).append(name)
+                continue
+            path = unquote(address.removeprefix(top))
             if path == "" or path.endswith("/"):
                 path += "index.html"
             anchor = unquote(parts.fragment)

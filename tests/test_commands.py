@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import re
+import shlex
+import shutil
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -93,3 +96,15 @@ def test_commands_of_the_lab_exist(page: str, command: str) -> None:
         assert second in {*experiment_names(), "regression"}  # the example of CONTRIBUTING.md
     if first in ("data", "paper") and second:
         assert command in commands
+
+
+@pytest.mark.skipif(shutil.which("make") is None, reason="needs make")
+@pytest.mark.parametrize("target", ["compat", "dist", "docs", "install", "sanitize", "test"])
+def test_make_works_in_a_folder_with_a_space(tmp_path: Path, target: str) -> None:
+    folder = tmp_path / "a b"
+    folder.mkdir()
+    for name in ("Makefile", "constraints.txt", "pyproject.toml", "setup.py", "docs", "src"):
+        (folder / name).symlink_to(ROOT / name)
+    run = subprocess.run(["make", "-n", target], cwd=folder, capture_output=True, text=True, check=True)
+    words = [word for word in shlex.split(run.stdout, comments=True) if str(tmp_path) in word]
+    assert [word for word in words if str(folder) not in word] == []

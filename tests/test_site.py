@@ -51,6 +51,17 @@ def test_a_link_to_nothing_stays_for_mkdocs_to_report() -> None:
     assert rewrite_links("[a](examples/none.py)", "README.md") == "[a](examples/none.py)"
 
 
+@pytest.mark.parametrize("target", ["../secret", "../repo/examples", "/etc", ".git/config", "a/../.git", "."])
+def test_a_link_out_of_the_repository_stays_for_mkdocs_to_report(tmp_path: Path, target: str) -> None:
+    (tmp_path / "secret").touch()
+    (tmp_path / "repo" / ".git").mkdir(parents=True)
+    (tmp_path / "repo" / ".git" / "config").touch()
+    (tmp_path / "repo" / "examples").mkdir()
+    link = f"[a]({target})"
+    assert rewrite_links("[a](examples)", "README.md", tmp_path / "repo") == "a (`examples`)"
+    assert rewrite_links(link, "README.md", tmp_path / "repo") == link
+
+
 @pytest.mark.parametrize("code", ["`[a](docs/b.md)`", "``[a](docs/b.md) ` ``", "```\n[a](docs/b.md)\n```"])
 def test_code_is_left_alone(code: str) -> None:
     markdown = f"{code}\n\n[c](docs/d.md)"
@@ -60,7 +71,15 @@ def test_code_is_left_alone(code: str) -> None:
 @pytest.mark.parametrize(
     "markdown, expected",
     [
-        ("- a\n  - b\n    c\n- d", "- a\n    - b\n    c\n- d"),
+        ("- a\n  - b\n    c\n- d", "- a\n    - b\n      c\n- d"),
+        ("1. a\n   - b\n     - c\n   - d\n2. e", "1. a\n    - b\n        - c\n    - d\n2. e"),
+        ("- a\n  - b\n    - c\n\n      d", "- a\n    - b\n        - c\n\n            d"),
+        ("- a\n  1. b\n\n     ```\n     c\n     ```", "- a\n    1. b\n\n        ```\n        c\n        ```"),
+        ("- a\n    - b\n        - c", "- a\n    - b\n        - c"),
+        ("- a\n\n  - b\n- c", "- a\n\n    - b\n\n- c"),
+        ("- a\n\n  b\n  - c\n- d", "- a\n\n    b\n\n    - c\n\n- d"),
+        ("- a\n\n      code", "- a\n\n        code"),
+        ("    - code", "    - code"),
         ("1. a\n\n   ```\n     b\n   ```\n2. c", "1. a\n\n    ```\n      b\n    ```\n\n2. c"),
         ("a\n- b\n- c", "a\n\n- b\n- c"),
         ("- a\n\n  b\n- c", "- a\n\n    b\n\n- c"),
@@ -88,6 +107,53 @@ def test_the_link_checker_finds_dead_links_and_anchors(tmp_path: Path) -> None:
         "a/index.html#y": ["index.html"],
         "b/index.html": ["index.html"],
     }
+
+
+def test_a_link_that_leaves_the_site_is_dead(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    (tmp_path / "index.html").write_text(
+        '<a href="../a/"></a><a href="/a/"></a><a href="../site/a/"></a><a href="a/../."></a>'
+    )
+    (tmp_path / "a" / "index.html").write_text('<a href="../../a/"></a><a href="/"></a><a href="../a/"></a>')
+    assert dead_links(tmp_path) == {
+        "../a/": ["index.html"],
+        "/a/": ["index.html"],
+        "../site/a/": ["index.html"],
+        "../../a/": ["a/index.html"],
+        "/": ["a/index.html"],
+    }
+
+
+def test_links_of_the_404_page_start_at_the_top_of_the_site(tmp_path: Path) -> None:
+    (tmp_path / "404.html").write_text('<a href="/."></a><a href="/style.css"></a><a href="/none.css"></a>')
+    (tmp_path / "index.html").touch()
+    (tmp_path / "style.css").touch()
+    assert dead_links(tmp_path) == {"none.css": ["404.html"]}
+
+
+@pytest.mark.parametrize(
+    "element, dead",
+    [
+        ('<img srcset="a.png, none.png 2x">', ["none.png"]),
+        ('<source srcset="none-1.png 1x, none-2.png 640w,a.png">', ["none-1.png", "none-2.png"]),
+        ('<img srcset="data:image/png;base64,AAAA 1x, a.png 2x">', []),
+        ('<video poster="none.png"></video><video poster="a.png"></video>', ["none.png"]),
+        ('<object data="none.svg"></object><object data="a.png"></object>', ["none.svg"]),
+    ],
+)
+def test_the_link_checker_reads_every_attribute_with_an_address(
+    tmp_path: Path, element: str, dead: list[str]
+) -> None:
+    (tmp_path / "a.png").touch()
+    (tmp_path / "index.html").write_text(element)
+    assert list(dead_links(tmp_path)) == dead
+
+
+def test_a_malformed_address_is_reported(tmp_path: Path) -> None:
+    (tmp_path / "index.html").write_text('<a href="http://[bad"></a>')
+    assert dead_links(tmp_path) == {"http://[bad": ["index.html"]}
+    with pytest.raises(ValueError, match=r"README.md: malformed address http://\[bad"):
+        rewrite_links("[a](http://[bad)", "README.md")
 
 
 def test_every_page_of_docs_is_in_the_navigation() -> None:
