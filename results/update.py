@@ -45,9 +45,10 @@ def main() -> None:
         (folder / "report.md").write_text(render_markdown(report), encoding="utf-8")
         rows.append([f"[{name}]({name}/report.md)", *describe_runs(groups), describe_tally(report.tally)])
         if name in CHARTS:
-            title, chart = next((s.title, s.charts[0]) for s in report.sections if s.charts)
-            (folder / "chart.svg").write_text(render_svg(chart), encoding="utf-8")
-            charts.append(f"![{title}]({name}/chart.svg)\n\n{title}\n")
+            section = next(section for section in report.sections if section.charts)
+            (folder / "chart.svg").write_text(render_svg(section.charts[0]), encoding="utf-8")
+            notes = f"\nRuns that it leaves out: {' '.join(section.undrawn)}\n" if section.undrawn else ""
+            charts.append(f"![{section.title}]({name}/chart.svg)\n\n{section.title}\n{notes}")
     table = "".join(f"| {' | '.join(row)} |\n" for row in (COLUMNS, ["---"] * len(COLUMNS), *rows))
     (ROOT / "README.md").write_text("\n".join([HEADER + table, *charts]), encoding="utf-8")
 

@@ -243,7 +243,8 @@ def test_ctrl_c_ends_cleanly_and_says_how_to_go_on(how: signal.Signals, engine: 
             process.wait() == 130 and "stopped. The same command continues from the last checkpoints" in rest
         )
     assert "Traceback" not in rest
-    assert tam_lab(*arguments)[0] == 0  # and it does
+    code, output = tam_lab(*arguments)
+    assert code == 0, output  # and it does
 
 
 def test_the_former_name_of_variant_still_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from tam.lab.core.registry import get_experiment
 from tam.lab.core.results import load_results
 from tam.lab.core.selection import Selection, load_groups, remember_selection, select_plans
 from tam.lab.core.store import TrialFolder
@@ -103,6 +105,35 @@ def test_a_variant_all_of_whose_lrs_diverged_is_blocked(copy: Path) -> None:
     output = tam_lab("status", copy)[1]
     assert "digits-tiny: done; 10 trials cannot run: every lr of TAM diverged\n" in output
     assert "  TAM: 0 of 2 seeds; 2 trials cannot run: every lr of TAM diverged\n" in output
+
+
+@pytest.mark.parametrize("is_tuned", [True, False])
+def test_a_variant_whose_package_is_missing_is_blocked(
+    is_tuned: bool, copy: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With its controls, if its lr cannot be selected. What needs no package still runs."""
+    (plan,) = select_plans(Selection("images", "smoke"), load_results(copy))
+    if not is_tuned:
+        tam = plan.study.variant("TAM")
+        for trial in plan.tuning_trials(tam, plan.grid(tam)):
+            shutil.rmtree(copy / "trials" / trial.key)
+    remove_trials(copy, "SGDM", 0)
+    if is_tuned:
+        remove_trials(copy, "TAM", 0, 1)
+    needs_package = replace(
+        get_experiment("images"),
+        missing=lambda trial: "a package is missing" if trial.optimizer == "tam" else "",
+    )
+    monkeypatch.setattr("tam.lab.core.selection.get_experiment", lambda _: needs_package)
+    (study,) = json.loads(tam_lab("status", copy, "--json")[1])
+    variants = {one["name"]: one for one in study["variants"]}
+    sgdm, tam = variants["SGDM"], variants["TAM"]
+    assert (tam["blocked"], tam["note"]) == (2, "a package is missing")
+    assert study["to_run"] == is_tuned  # tuning comes first
+    assert (sgdm["blocked"], sgdm["note"]) == (
+        (0, "") if is_tuned else (1, "a trial that it waits for was not run")
+    )
+    assert "a package is missing" in study["state"]
 
 
 def test_a_run_that_has_just_begun(copy: Path) -> None:

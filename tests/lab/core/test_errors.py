@@ -54,18 +54,21 @@ def test_each_package_that_the_lab_imports_has_an_extra() -> None:
 
 
 def test_only_a_missing_package_of_an_extra_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
-    error = explain_missing("the report", ModuleNotFoundError(name="scipy.stats"))
+    error = explain_missing("the report", ModuleNotFoundError(name="scipy"))
     assert str(error) == str(missing_package("the report", "scipy"))
     assert "pip install '.[lab]'" in str(error)
     demo = explain_missing("the demo", ModuleNotFoundError(name="sklearn"), "demo")
     assert "pip install '.[demo]'" in str(demo)
     for other in (
         ModuleNotFoundError(name="tam.lab.nothing"),
+        ModuleNotFoundError(name="jinja2.nothing"),  # jinja2 is installed
         ImportError(name="scipy"),
         ValueError("scipy"),
     ):
         assert explain_missing("the report", other) is None
     require("a score", "torch")
     monkeypatch.setitem(sys.modules, "mteb", None)
+    part = explain_missing("a score", ModuleNotFoundError(name="mteb.tasks"))
+    assert str(part) == str(missing_package("a score", "mteb"))
     with pytest.raises(LabError, match=r"a score needs mteb, .*pip install '\.\[llm\]'$"):
         require("a score", "torch", "mteb")

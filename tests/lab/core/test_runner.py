@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,17 @@ from tam.lab.core.selection import Selection, select_plans
 from tam.lab.core.store import TrialFolder
 from tam.lab.core.study import Population, Study, Variant
 from tam.lab.engines import torchrun
-from tam.lab.engines.events import Event, RoundStarted, RunLocation, TrialFinished
+from tam.lab.engines.events import (
+    Event,
+    EventHandler,
+    Job,
+    RoundStarted,
+    RunLocation,
+    TrialBusy,
+    TrialEnded,
+    TrialFinished,
+)
+from tam.lab.engines.local import LocalEngine
 
 CPU = torch.device("cpu")
 
@@ -69,6 +80,37 @@ def test_rounds_add_up(tmp_path: Path) -> None:
     assert rounds[0].trials + rounds[0].later_trials >= finished
     assert (rounds[-1].later_trials, rounds[-1].later_rounds) == (0, 0)
     assert [event.later_rounds for event in rounds] == list(range(len(rounds)))[::-1]
+
+
+@pytest.mark.parametrize("event", [TrialBusy, TrialFinished])
+def test_trials_that_another_run_takes_first_are_tried_again(
+    event: type[TrialEnded], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The other run can be killed before its trials are looked at again."""
+    rounds: list[Sequence[Job]] = []
+
+    class Engine(LocalEngine):
+        def run(self, jobs: Sequence[Job]) -> None:
+            rounds.append(jobs)
+            if len(rounds) > 1:
+                super().run(jobs)
+                return
+            for job in jobs:
+                self.on_event(event(job))
+
+    def make_engine(
+        name: str, location: RunLocation, workers: int, on_event: EventHandler, *_: Any
+    ) -> Engine:
+        return Engine(location, workers, on_event)
+
+    monkeypatch.setattr("tam.lab.core.runner.make_engine", make_engine)
+    arguments = Selection("toy", "smoke"), RunLocation(tmp_path, tmp_path), 1, lambda event: None
+    if event is TrialFinished:  # a result that is not in the folder never comes
+        with pytest.raises(LabError, match="trials left no result"):
+            run(*arguments)
+        return
+    run(*arguments)
+    assert rounds[0] == rounds[1] and len(load_results(tmp_path).records) >= len(rounds[0])
 
 
 def test_a_figure_that_is_no_number_is_named(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.optim import AdamW
 
 import tam
+from tam.lab.commands.results import load_plans, study_status
 from tam.lab.core import runner
 from tam.lab.core.alignment import read_alignment
 from tam.lab.core.errors import LabError, missing_package
@@ -316,8 +317,18 @@ def test_without_the_package_schedule_free_is_left_out(
         run(selection, RunLocation(tmp_path, tmp_path), 1, events.append)
     notices = [event.text for event in events if isinstance(event, Notice)]
     left_out = f"10 trials are left out: {missing_package('schedule-free AdamW', 'schedulefree')}"
-    assert notices == [left_out, left_out, "10 trials are finished, and no other trial can run"]
+    assert notices[:2] == [left_out, left_out]
+    assert [text.partition(".")[0] for text in notices[2:]] == [
+        "10 trials are finished, and no other trial can run"
+    ]
     assert {record.config["optimizer"] for record in load_results(tmp_path)} == {"adamw"}
+    (plans,) = load_plans(tmp_path)
+    status = study_status(plans, tmp_path)
+    variant = next(one for one in status.variants if one.name == "schedule-free AdamW")
+    reason = str(missing_package("schedule-free AdamW", "schedulefree"))
+    assert (status.to_run, variant.blocked, variant.note) == (0, 10, reason)
+    assert all(one.blocked == 0 for one in status.variants if one is not variant)
+    assert status.state.startswith(f"done; 10 trials cannot run: {reason}")
 
 
 def test_one_population_trains_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from markupsafe import escape
 
 from tam.lab.core.registry import ReportExtras
 from tam.lab.core.selection import PresetGroup
@@ -197,12 +198,13 @@ def test_a_diverged_run_does_not_flatten_the_curves() -> None:
     first, *others = group.plans[0].results
     first.metrics = [{"epoch": epoch, "loss": 10.0 ** (4 * epoch)} for epoch in (1, 2, 3)]
     first.stored_result["diverged"] = True
-    (chart,) = section_of(group).charts
-    assert "SGDM, epoch 3: 0.3333 (0.3333 to 0.3333)" in chart
+    section = section_of(group)
+    assert "SGDM, epoch 3: 0.3333 (0.3333 to 0.3333)" in section.charts[0]
+    assert section.undrawn == ['"SGDM" without seed 0 (diverged, loss 1e+12).']
     for record in others:  # if all diverged, they are what there is to show
         record.stored_result["diverged"] = True
-    (chart,) = section_of(group).charts
-    assert "SGDM, epoch 3: 2e+11 (0.3333 to 1e+12)" in chart
+    section = section_of(group)
+    assert "SGDM, epoch 3: 2e+11 (0.3333 to 1e+12)" in section.charts[0] and not section.undrawn
 
 
 @pytest.mark.parametrize("diverged", [True, False])
@@ -213,8 +215,12 @@ def test_a_variant_whose_runs_all_exploded_does_not_flatten_the_others(diverged:
         record = plan.results.records[trial.key]
         record.metrics = [{"epoch": epoch, "loss": 10.0**epoch} for epoch in (1, 2, 3, 4)]
         record.stored_result["diverged"] = diverged
-    (chart,) = section_of(group).charts
-    assert [*looks_of(chart)] == ["SGDM"]
+    section = section_of(group)
+    assert [*looks_of(section.charts[0])] == ["SGDM"]
+    (undrawn,) = section.undrawn
+    end = "diverged, loss 1e+04" if diverged else "loss 1e+04"
+    assert undrawn.startswith('No curve of "TAM": ') and undrawn.count(end) == len(TAM)
+    assert escape(undrawn) in render_html(build_report([group]))
     for trial in plan.comparison_trials(VARIANTS[1]) or []:
         plan.results.records[trial.key].metrics[-1]["loss"] = 1000.0  # exactly 100 times the first one
     (chart,) = section_of(group).charts

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
@@ -10,6 +11,7 @@ from typing import Annotated
 import typer
 
 from tam.lab.commands.options import AsJson, ResultsPath, check_writable
+from tam.lab.core.config import TrialConfig
 from tam.lab.core.errors import LabError
 from tam.lab.core.ladder_plan import LadderPlan
 from tam.lab.core.plan import Outcome, Plan
@@ -70,7 +72,7 @@ class VariantStatus:
     lr: float | None  # None while it is not selected
     finished: int  # of the comparison trials, one per seed; of a ladder, one per rung and seed
     planned: int  # 0 for a control that is left out
-    blocked: int  # comparison trials that can never run
+    blocked: int  # comparison trials that cannot run, on this machine or at all
     note: str  # why they cannot, what the variant waits for, or why it is left out
     rungs: int = 0  # of a ladder
 
@@ -115,7 +117,10 @@ def load_plans(path: Path) -> list[list[Plan]]:
 
 def study_status(plans: list[Plan], path: Path) -> StudyStatus:
     """Return how far a study is, given its plans and the results in this folder or packed file."""
-    to_run = {trial.key: TrialFolder(path, trial) for plan in plans for _, trial in plan.to_run()}
+    to_run = {
+        trial.key: TrialFolder(path, trial)
+        for plan in plans for _, trial in plan.to_run() if not plan.experiment.missing(trial)
+    }  # fmt: skip
     busy = {key for key, folder in to_run.items() if folder.busy()}
     interrupted = sum(folder.checkpoint_epoch() > 0 for key, folder in to_run.items() if key not in busy)
     outcomes = {  # of each variant, the one with the most seeds
@@ -156,21 +161,34 @@ def variant_status(plan: Plan, outcome: Outcome, is_over: bool) -> VariantStatus
     missing = [trial for trial in plan.comparison_trials(variant) or [] if plan.record(trial) is None]
     sources = [plan.results.get(trial.damping_of) for trial in missing if trial.damping_of]
     diverged = sum(source is not None and source.diverged for source in sources)
+    reasons = missing_packages(plan, missing)
     if outcome.lr is None:
         tuned = plan.study.variant(variant.control_of or variant.name)
         lrs = plan.grid(tuned)
         tried = sum(plan.tuning_score(tuned, lr) is not None for lr in lrs)
         if tried == len(lrs):
             blocked, note = outcome.planned, f"every lr of {tuned.name} diverged"
+        elif reasons := missing_packages(plan, plan.tuning_trials(tuned, lrs)):
+            blocked, note = outcome.planned, reasons[0]
         elif variant.control_of:
             note = f"waits for the lr of {tuned.name}"
         else:
             note = f"lr not selected yet, {tried} of {len(lrs)} tried"
+    elif reasons:
+        blocked, note = len(reasons), reasons[0]
     elif diverged:
         blocked, note = diverged, "the source of the damping diverged"
     elif is_over and missing:
-        blocked, note = len(missing), "the source of the damping was not run"
+        blocked, note = len(missing), "a trial that it waits for was not run"
+        if all(trial.damping_of for trial in missing):
+            note = "the source of the damping was not run"
     return VariantStatus(variant.name, outcome.lr, len(outcome.records), outcome.planned, blocked, note)
+
+
+def missing_packages(plan: Plan, trials: Sequence[TrialConfig]) -> list[str]:
+    """Return why this machine cannot run trials that have no result: one reason per trial that it cannot."""
+    reasons = [plan.experiment.missing(trial) for trial in trials if plan.record(trial) is None]
+    return [reason for reason in reasons if reason]
 
 
 def ladder_status(plan: LadderPlan, outcome: Outcome, is_over: bool) -> VariantStatus:
@@ -184,7 +202,10 @@ def ladder_status(plan: LadderPlan, outcome: Outcome, is_over: bool) -> VariantS
     blocked = sum(source is not None and source.diverged for source in sources)
     if is_over and missing:
         blocked = len(missing)
-    if blocked:
+    if reasons := missing_packages(plan, missing):
+        blocked = max(blocked, len(reasons))
+        notes.append(reasons[0])
+    elif blocked:
         notes.append("the source of the damping diverged or was not run")
     if skipped := plan.skipped_rungs(variant):
         lrs = ", ".join(f"{lr:.3g}" for lr in skipped)

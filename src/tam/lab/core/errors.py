@@ -48,7 +48,12 @@ def require(what: str, *modules: str) -> None:
 
 
 def explain_missing(what: str, error: Exception, extra: str | None = None) -> LabError | None:
-    """Return the error that names the extra to install. None: it is not about a module of an extra."""
-    module = error.name or "" if isinstance(error, ModuleNotFoundError) else ""
-    module = module.partition(".")[0]
-    return missing_package(what, module, extra) if module in EXTRA_BY_MODULE else None
+    """Return the error that names the extra to install. None: no package of an extra is missing.
+
+    A part of an installed package can be missing, for example `scipy.nothing`. No extra brings that.
+    """
+    name = error.name or "" if isinstance(error, ModuleNotFoundError) else ""
+    module = name.partition(".")[0]
+    if module not in EXTRA_BY_MODULE or (module != name and importlib.util.find_spec(module) is not None):
+        return None
+    return missing_package(what, module, extra)

@@ -23,7 +23,7 @@ from tam.lab.core.selection import Selection, remember_selection, select_plans
 from tam.lab.core.study import Population
 from tam.lab.data import files
 from tam.lab.engines import torchrun
-from tam.lab.engines.events import EventHandler, Job, Notice, RoundStarted, RunLocation
+from tam.lab.engines.events import Event, EventHandler, Job, Notice, RoundStarted, RunLocation, TrialBusy
 from tam.lab.engines.local import LocalEngine
 
 POLL_SECONDS = 2.0  # between looks at trials another run works on
@@ -60,9 +60,15 @@ def run(
         on_event(Notice(f"{count} trials are left out: {why}"))
     if location.device == "cpu" and experiment.needs_gpu and selection.preset != "smoke":
         on_event(Notice(f"the preset {selection.preset} is meant for a GPU and is very slow on a CPU"))
-    with make_engine(engine, location, workers, on_event, address) as running_engine:
+    last_jobs: list[Job] = []
+
+    def forward(event: Event) -> None:
+        if isinstance(event, TrialBusy):
+            last_jobs.clear()  # it may be free again, with no result
+        on_event(event)
+
+    with make_engine(engine, location, workers, forward, address) as running_engine:
         remember_selection(selection, location.root)
-        last_jobs: list[Job] = []
         is_waiting = False
         if not _jobs(experiment, plans):
             on_event(Notice(_describe_finished(plans)))
@@ -73,12 +79,14 @@ def run(
                 raise LabError(f"{message}. Did they run in another folder?")
             if free:
                 on_event(replace(count_trials(plans), trials=_count(free)))
+                last_jobs[:] = free
                 running_engine.run(free)
             else:
                 if not is_waiting:
                     on_event(Notice(f"waiting: another run works on the {_count(jobs)} trials that are left"))
+                last_jobs.clear()
                 time.sleep(POLL_SECONDS)
-            is_waiting, last_jobs = not free, free
+            is_waiting = not free
             results.refresh()
 
 

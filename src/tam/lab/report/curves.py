@@ -29,6 +29,20 @@ def runs_to_draw(outcomes: Sequence[Outcome]) -> dict[str, list[TrialRecord]]:
     return intact if any(intact.values()) else runs
 
 
+def describe_undrawn(outcomes: Sequence[Outcome]) -> Iterator[str]:
+    """Say per variant which of its finished runs the curves leave out."""
+    drawn = runs_to_draw(outcomes)
+    for outcome in outcomes:
+        name, kept = outcome.variant.name, {record.key for record in drawn[outcome.variant.name]}
+        runs = [
+            f"seed {seed} ({_describe_end(record)})"
+            for seed, record in outcome.records.items()
+            if record.key not in kept
+        ]
+        if runs:
+            yield (f'"{name}" without ' if kept else f'No curve of "{name}": ') + ", ".join(runs) + "."
+
+
 def metric_by_epoch(records: Iterable[TrialRecord], key: str) -> dict[float, list[float]]:
     """Return the values of all runs by epoch. Not all runs have the metric at all epochs."""
     by_epoch: dict[float, list[float]] = {}
@@ -37,7 +51,17 @@ def metric_by_epoch(records: Iterable[TrialRecord], key: str) -> dict[float, lis
     return dict(sorted(by_epoch.items()))
 
 
+def _losses(record: TrialRecord) -> list[float]:
+    return [row["loss"] for row in record.metrics if "loss" in row]
+
+
+def _describe_end(record: TrialRecord) -> str:
+    """Return how a run that is not drawn has ended, with its last training loss."""
+    loss = "".join(f"loss {loss:.3g}" for loss in _losses(record)[-1:])
+    return ", ".join(filter(None, ["diverged" if record.diverged else "", loss]))
+
+
 def _is_intact(record: TrialRecord) -> bool:
-    losses = [row["loss"] for row in record.metrics if "loss" in row]
+    losses = _losses(record)
     has_exploded = bool(losses) and math.inf > losses[-1] > EXPLODED * abs(losses[0])
     return not record.diverged and not has_exploded

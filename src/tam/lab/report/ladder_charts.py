@@ -59,11 +59,10 @@ def _damping_chart(outcomes: Sequence[Outcome], styles: Mapping[str, int], unit:
 def _layer_charts(outcomes: Sequence[Outcome], unit: str) -> Iterator[Markup]:
     """Return d by type of layer, one chart per variant."""
     keys = {outcome.variant.name: _layer_keys(outcome) for outcome in outcomes}
-    drawn = [outcome for outcome in outcomes if keys[outcome.variant.name]][:MAX_LAYER_CHARTS]
-    runs = runs_to_draw(drawn)
+    runs = runs_to_draw(outcomes)
+    names = [name for name, own in keys.items() if own and runs[name]][:MAX_LAYER_CHARTS]
     types = {key: i for i, key in enumerate(dict.fromkeys(key for one in keys.values() for key in one))}
-    for outcome in drawn:
-        name = outcome.variant.name
+    for name in names:
         lines = [
             mean_series(
                 key.removeprefix(LAYER_PREFIX).replace("_", " "), metric_by_epoch(runs[name], key), types[key]

@@ -28,6 +28,7 @@ class Section:
     tables: Sequence[TableData] = ()
     paragraphs: Sequence[str] = ()
     charts: Sequence[str] = ()  # Markup; plain text is escaped
+    undrawn: Sequence[str] = ()  # the runs that the curves leave out
     facts: Mapping[str, str] = field(default_factory=dict)  # settings and circumstances of the runs
 
 

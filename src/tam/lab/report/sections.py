@@ -18,7 +18,7 @@ from tam.lab.models import MODELS
 from tam.lab.report import statistics as stats
 from tam.lab.report.charts import line_chart
 from tam.lab.report.comparisons import Comparison, StudyResults, distinct_comparisons
-from tam.lab.report.curves import curve_lines
+from tam.lab.report.curves import curve_lines, describe_undrawn
 from tam.lab.report.details import detail_paragraphs, detail_tables
 from tam.lab.report.forest import forest_plot
 from tam.lab.report.grids import grid_table
@@ -142,6 +142,7 @@ def _study_section(results: StudyResults, styles: Mapping[str, int], anchor: str
         tables=further_tables,
         paragraphs=experiment.extras.lines(plan),
         charts=[*curves, *experiment.extras.figures(plan, styles)],
+        undrawn=[*describe_undrawn(drawn)] if curves else (),
         facts={name: text for name, text in _facts(results).items() if text},
         study=study.name, outcome=study.label, higher_is_better=study.higher, variants=variants,
     )  # fmt: skip
