@@ -133,7 +133,7 @@ def test_cancelling_and_repeating_streams_match_step_by_step(
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("sign", [1.0, -1.0])
-def test_ten_million_parallel_elements_have_cosine_one(way: str, sign: float) -> None:
+def test_very_many_parallel_elements_have_cosine_one(way: str, sign: float) -> None:
     p = torch.nn.Parameter(torch.zeros(10_000_000))
     optimizer = tam.TAM([p], lr=0.0, smoothing=0.0, **WAYS[way])
     p.grad = torch.randn(p.shape, generator=torch.Generator().manual_seed(0))
