@@ -170,7 +170,7 @@ def test_a_cosine_averaged_too_briefly_for_the_momentum_warns_once(
     cls: type, beta: float, smoothing: float
 ) -> None:
     groups = [{"params": [p]} for p in parameters(SHAPES)]
-    with pytest.warns(UserWarning, match=rf"accelerate.*Use smoothing={beta} or more") as caught:
+    with pytest.warns(UserWarning, match=rf"accelerating.*Use smoothing={beta} or more") as caught:
         cls(groups, **momentum_option(cls, beta), smoothing=smoothing)
     assert len(caught) == 1 and caught[0].filename == __file__
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,12 @@ from tam.lab.core import config
 from tam.lab.core.registry import get_experiment
 from tam.lab.core.results import PACKED_FILE, load_results
 from tam.lab.experiments.images import trial as images
+from tam.lab.optimizers.rule import Rule
 
 RESULTS = Path(__file__).parents[3] / "results"
 PUBLISHED = 965  # before 2026-11-17; later trials must keep their keys, too
 # Recorded with a trial, and no part of its config: they depend on the device or are an attribute of the run.
+RULE = {field.name for field in fields(Rule)}
 NOT_OF_THE_CONFIG = {"fused", "foreach", "capturable", "initial_lr", "decoupled_weight_decay"}
 
 
@@ -29,7 +32,10 @@ def published() -> tuple[tuple[str, str, str, dict[str, Any], dict[str, Any]], .
             options = record.result.get("settings", {}).get("options", {})
             if "damping" in record.config or "warmup_step" in options:  # recorded of a control, or afterwards
                 options = {}
-            recorded = {k: options[k] for k in options.keys() - NOT_OF_THE_CONFIG}
+            names = options.keys() - NOT_OF_THE_CONFIG
+            if path.parent.name == "sgd_ladder":  # its config refuses what the lab's rules do not have
+                names &= RULE
+            recorded = {k: options[k] for k in names}
             date = record.result["timing"].get("date", "")
             found.append((path.parent.name, date, record.key, record.config, recorded))
     return tuple(found)
