@@ -131,9 +131,43 @@ def test_a_control_whose_source_diverged_delays_no_verdict() -> None:
 
     plans = [make_filled_plan("sgd_ladder", name, fill) for name in ("resnet", "mlp")]
     assert not any(plan.is_finished() or plan.to_run() for plan in plans)
-    assert judge(*plans)["H5"].p is not None
+    assert judge(*plans)["H5"].p is not None and not judge(*plans)["H5"].missing
     del plans[0].results.records[next(iter(plans[0].results.records))]
-    assert judge(*plans)["H5"].p is None  # a trial that can run is missing
+    assert judge(*plans)["H5"].missing == "resnet"  # a trial that can run is missing
+
+
+def test_one_network_can_refute_a_statement_about_both_but_not_confirm_it() -> None:
+    def pumping(variant: Variant, trial: TrialConfig) -> dict[str, float]:
+        best = 2 if variant.name == NAMES["S2n"] else 5
+        return {
+            "validation_loss": 1.5 + 0.1 * abs(rung_of(trial) - best),
+            "failed": False,
+            "frozen_steps": 60,
+        }
+
+    def level(variant: Variant, trial: TrialConfig) -> dict[str, float]:
+        return {**pumping(variant, trial), "frozen_steps": 0}
+
+    (confirms, refutes), whole = (
+        [make_filled_plan("sgd_ladder", "mlp", fill) for fill in (pumping, level)],
+        make_filled_plan("sgd_ladder", "resnet", pumping),
+    )
+    found = judge(confirms)["H5"]
+    assert (found.p, found.verdict, found.why) == (0.0, "undecided", "resnet not run yet")
+    assert judge(confirms, whole)["H5"].verdict == "holds"
+    assert judge(refutes)["H5"].verdict == "does not hold"
+
+
+def test_h7_cannot_hold_before_the_sgd_side_is_run() -> None:
+    def fill(variant: Variant, trial: TrialConfig) -> dict[str, float]:
+        restarts = variant.name == "soft restart"
+        octaves = math.log2(
+            trial.lr / (0.001 if restarts else 0.0005) / (1 if trial.optimizer == "adamw" else 0.2)
+        )
+        return {"validation": 1.4 + 0.05 * octaves**2, "settled_alignment": 0.0}
+
+    found = judge(make_filled_plan("pretrain", "ladder", fill))["H7"]
+    assert (found.p, found.verdict, found.why) == (0.0, "undecided", "resnet, mlp not run yet")
 
 
 def test_a_draw_without_a_run_that_trained_has_its_knee_at_the_lowest_rung() -> None:

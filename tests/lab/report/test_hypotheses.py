@@ -60,6 +60,14 @@ def test_verdicts() -> None:
     }  # fmt: skip
 
 
+def test_missing_runs_leave_a_statement_undecided_unless_it_is_false() -> None:
+    found = judge([make("A", 0.0, missing="resnet"), make("B", 0.98, missing="x"), make("C", 0.012)])
+    assert [one.verdict for one in found] == ["undecided", "does not hold", "undecided"]
+    assert found[0].why == "resnet not run yet"
+    # Holm's correction counts the one that waits: 0.012 > 0.025 / 3.
+    assert judge([make("A", 0.0, missing="x"), make("C", 0.008)])[1].verdict == "holds"
+
+
 def test_a_share_at_a_limit_is_within_it() -> None:
     is_true = np.arange(10_001) <= 250  # of 10,000 draws 250 are true: 2.5 %
     assert judge([decide(make("A", None), is_true)])[0].verdict == "does not hold"

@@ -30,6 +30,8 @@ class Hypothesis:
         figure: The measured figures.
         n: How many seeds each mean has.
         p: The share of draws in which it is false; None if it is not decided by draws.
+        missing: Required runs that do not exist yet. Then p counts what exists: the statement can turn out
+            to be false, but not true.
         verdict: Empty until `judge` has decided it.
         why: A reason of a few words.
     """
@@ -40,6 +42,7 @@ class Hypothesis:
     figure: str = ""
     n: str = ""
     p: float | None = None
+    missing: str = ""
     verdict: str = ""
     why: str = ""
 
@@ -94,13 +97,12 @@ def decide(hypothesis: Hypothesis, is_true: NDArray[np.bool_]) -> Hypothesis:
 
 def judge(hypotheses: Sequence[Hypothesis]) -> list[Hypothesis]:
     """Return the hypotheses with their verdicts, after Holm's correction."""
-    open_ones = sorted(
-        (one for one in hypotheses if one.p is not None and not one.verdict), key=lambda one: one.p or 0.0
-    )
+    open_ones = [one for one in hypotheses if one.p is not None and not one.verdict]
+    open_ones.sort(key=lambda one: (bool(one.missing), one.p))
     holding = set()
     for rank, one in enumerate(open_ones):
         assert one.p is not None
-        if not _is_at_most(one.p, LEVEL / (len(open_ones) - rank)):
+        if one.missing or not _is_at_most(one.p, LEVEL / (len(open_ones) - rank)):
             break
         holding.add(one.number)
     return [_with_verdict(one, one.number in holding) for one in hypotheses]
@@ -113,7 +115,8 @@ def _with_verdict(one: Hypothesis, holds: bool) -> Hypothesis:
         return replace(one, verdict=NOT_TESTED, why=one.why or "Not run yet")
     share = f"True in {100 * (1 - one.p):.1f} % of the draws"
     verdict = HOLDS if holds else FAILS if _is_at_most(1 - one.p, LEVEL) else UNDECIDED
-    return replace(one, verdict=verdict, why=one.why or share)
+    waits = f"{one.missing} not run yet" if one.missing and verdict == UNDECIDED else ""
+    return replace(one, verdict=verdict, why=one.why or waits or share)
 
 
 def _is_at_most(share: float, limit: float) -> bool:

@@ -55,13 +55,14 @@ def judge_hypotheses(plans: Plans) -> list[Hypothesis]:
         results["H6"] = best_loss(best)
     if (cold := complete.get(("pretrain", "warmup-0"))) is not None:
         results["H4"] = cold_start(cold)
-    sgd_plans = [ladders[key] for name in ("resnet", "mlp") if (key := ("sgd_ladder", name)) in ladders]
-    if len(sgd_plans) == 2:
-        draws = Draws()
-        sgd_side = [Network(plan, draws) for plan in sgd_plans]
-        results["H5"] = pumping(sgd_side)
-        if results["H7"].p is not None:
-            results["H7"] = with_sgd_side(results["H7"], sgd_side)
+    sgd_plans = {name: ladders.get(("sgd_ladder", name)) for name in ("resnet", "mlp")}
+    missing = ", ".join(name for name, plan in sgd_plans.items() if plan is None)
+    draws = Draws()
+    sgd_side = [Network(plan, draws) for plan in sgd_plans.values() if plan is not None]
+    if sgd_side:
+        results["H5"] = replace(pumping(sgd_side), missing=missing)
+    if results["H7"].p is not None:
+        results["H7"] = replace(with_sgd_side(results["H7"], sgd_side), missing=missing)
     if own := [plan for (experiment, _), plan in ladders.items() if experiment == "pretrain"]:
         results["H8"] = instrument(own)
     return judge([results[number] for number in STATEMENTS])
@@ -175,6 +176,8 @@ def pumping(networks: Sequence[Network]) -> Hypothesis:
 
 def with_sgd_side(one: Hypothesis, networks: Sequence[Network]) -> Hypothesis:
     """H7 on both sides: its p is the larger one."""
+    if not networks:
+        return one
     sgd = decide(one, both([network.restarts_help() for network in networks]))
     octaves = ", ".join(
         f"{network.plan.study.name} {network.octaves('S5', 'S5c'):+.2f}" for network in networks
