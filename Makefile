@@ -57,6 +57,7 @@ findings: $(VENV)/.dev
 
 theory: $(VENV)/.dev
 	$(BIN)/python docs/how-it-works/figures/theory.py
+	$(BIN)/python docs/how-it-works/figures/noise.py
 
 # Without times and with joined lines, the stored outputs change only if the results do.
 EXECUTE := import nbclient, nbformat, sys; path = sys.argv[1]; notebook = nbformat.read(path, 4); \

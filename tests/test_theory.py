@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import math
 import re
+import sys
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -22,15 +23,17 @@ DOCS = Path(__file__).parent.parent / "docs" / "how-it-works"
 PAGE = (DOCS / "theory.md").read_text(encoding="utf-8")
 
 
-def load_script() -> Any:
-    spec = importlib.util.spec_from_file_location("theory", DOCS / "figures" / "theory.py")
+def load_script(name: str) -> Any:
+    spec = importlib.util.spec_from_file_location(name, DOCS / "figures" / f"{name}.py")
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module  # noise imports theory
     spec.loader.exec_module(module)
     return module
 
 
-theory = load_script()
+theory = load_script("theory")
+noise = load_script("noise")
 
 
 def rows_of(name: str) -> list[list[str]]:
@@ -196,6 +199,52 @@ def test_adatam_with_a_brief_average_does_not_settle() -> None:
     assert theory.adatam_amplitude(0.99, 0.9) == pytest.approx(float(rows_of("adatam")[-1][2]), rel=0.1)
 
 
+# ---------------------------------------------------------------------- a small network
+
+
+def test_the_stacked_runs_are_plain_runs() -> None:
+    names, lrs = ["SGDM", "TAM, smoothing 0.0", "TAM, smoothing 0.9"], [0.05, 0.1, 0.1]
+    stacked = noise.final_losses([noise.RULES[name] for name in names], lrs, 64, seed=3, steps=60)
+    x, y = noise.digits()
+    for name, lr, loss in zip(names, lrs, stacked.tolist(), strict=True):
+        params = [p.requires_grad_() for p in noise.initial_weights(3)]
+        smoothing = float(name[-3:]) if "TAM" in name else 0.0
+        optimizer: torch.optim.Optimizer = tam.TAM(params, lr=lr, momentum=0.9, smoothing=smoothing)
+        if name == "SGDM":
+            optimizer = torch.optim.SGD(params, lr=lr, momentum=0.9)
+        rows = noise.batches(len(y), 64, 3)
+
+        def plain_loss(chosen: torch.Tensor, params: list[torch.Tensor] = params) -> torch.Tensor:
+            h = x[chosen]
+            for weight, bias in zip(params[:-2:2], params[1:-2:2], strict=True):
+                h = torch.relu(h @ weight + bias)
+            return torch.nn.functional.cross_entropy(h @ params[-2] + params[-1], y[chosen])
+
+        for _ in range(60):
+            optimizer.zero_grad()
+            plain_loss(next(rows)).backward()
+            optimizer.step()
+        assert plain_loss(torch.arange(len(y))).item() == pytest.approx(loss, rel=1e-3)
+
+
+def test_the_table_of_the_network_reproduces() -> None:
+    """One row of ten: the others take minutes."""
+    (row,) = noise.measure(["SGDM"], 64)
+    stored = next(cells for batch, name, *cells in rows_of("noise") if (batch, name) == ("64", "SGDM"))
+    knees = [float(cells[2].split()[0]) for cells in (row, stored)]
+    assert knees[0] == pytest.approx(knees[1], rel=0.1) and row[1] == stored[1]
+
+
+def test_what_the_page_says_of_the_network() -> None:
+    knees = {(batch, name[-3:]): [float(x) for x in re.findall(r"[\d.]+", cells[2])]
+             for batch, name, *cells in rows_of("noise")}  # fmt: skip
+    highest = max(knee[0] for (batch, _), knee in knees.items() if batch == "all images")
+    assert knees["all images", "0.0"][0] == highest
+    assert knees["all images", "0.0"][1] > knees["all images", "0.9"][2]
+    with_noise = [knee for (batch, _), knee in knees.items() if batch == "64"]
+    assert max(low for _, low, _ in with_noise) < min(high for *_, high in with_noise)  # all overlap
+
+
 # ---------------------------------------------------------------------- freezing, and the start
 
 
@@ -222,7 +271,7 @@ def test_the_first_gradients_of_a_tiny_transformer_agree() -> None:
 
 def test_every_table_and_picture_of_the_page_is_there() -> None:
     names = re.findall(r"<!-- table: (.*) -->", PAGE)
-    assert len(names) == 9 and all(map(rows_of, names))
+    assert len(names) == 10 and all(map(rows_of, names))
     for picture in re.findall(r"\]\((figures/.*?)\)", PAGE):
         assert (DOCS / picture).is_file(), picture
     with pytest.raises(ValueError, match="0 places for the table 'other'"):
