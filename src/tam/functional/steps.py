@@ -1,138 +1,18 @@
-r"""Pure optimizer steps: each returns new parameters and a new state, and changes nothing in place.
-
-`params` and `grads` are dicts, lists or tuples of tensors; the results have the form of `params`. Every
-function works under `torch.func.vmap` and autograd. `lr`, `momentum`, `weight_decay`, `gain` and, for
-`tam`, `smoothing` and `floor` can be tensors. Under vmap, each member of a population can have other values.
-
-The functions share their code with the optimizers, which call it with `differentiable=True`.
-
-Examples:
-    >>> import torch
-    >>> from torch.func import vmap
-    >>> from tam import functional
-    >>> members = {"w": torch.ones(2, 3)}  # two members, each with a parameter of shape [3]
-    >>> state = vmap(functional.init_tam)(members)
-    >>> def step(params, grads, state, lr):
-    ...     return functional.tam(params, grads, state, lr=lr)
-    >>> members, state = vmap(step)(members, members, state, torch.tensor([0.02, 0.2]))
-    >>> [round(x, 3) for x in members["w"][:, 0].tolist()]
-    [0.99, 0.9]
-"""
+"""The pure steps."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple, TypeVar, cast
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
-from tam.options import Method, Scope, check_options, refuse_half
+from tam.functional.forms import T, Tensors, as_list, column_of, in_form_of
+from tam.functional.states import AdaTAMState, AngularGradState, TAMState, check_state, is_by_tensor
+from tam.options import Method, Scope, check_options
 from tam.step import angular, run_step
-from tam.step.eager import PURE, Bucket, full_like_param, make_buckets
+from tam.step.eager import PURE, Bucket, make_buckets
 from tam.step.rule import EagerBackend, Rule
-
-Tensors = Mapping[str, Tensor] | Sequence[Tensor]  # a dict, list or tuple of tensors
-T = TypeVar("T", bound=Tensors)
-
-
-class TAMState(NamedTuple):
-    """State of `tam`.
-
-    Attributes:
-        momentum_buffer: m, in the form of the parameters
-        alignment: s, 0-dim, or one value per parameter with `scope="tensor"`
-    """
-
-    momentum_buffer: Tensors
-    alignment: Tensor
-
-
-class AdaTAMState(NamedTuple):
-    """State of `adatam` and `adatamw`.
-
-    Attributes:
-        step: the number of steps done, 0-dim
-        exp_avg: m, in the form of the parameters
-        exp_avg_sq: v, in the form of the parameters
-        alignment: s, 0-dim, or one value per parameter with `scope="tensor"`
-    """
-
-    step: Tensor
-    exp_avg: Tensors
-    exp_avg_sq: Tensors
-    alignment: Tensor
-
-
-class AngularGradState(NamedTuple):
-    """State of `angular_grad`.
-
-    Attributes:
-        step: the number of steps done, 0-dim
-        exp_avg: m, in the form of the parameters, as are all that follow
-        exp_avg_sq: v
-        previous_grad: the gradient of the last step
-        angle: the angle of the last step or, with `vote`, the angle kept by the vote
-        coefficient: the coefficient kept by the vote; empty without `vote`
-    """
-
-    step: Tensor
-    exp_avg: Tensors
-    exp_avg_sq: Tensors
-    previous_grad: Tensors
-    angle: Tensors
-    coefficient: Tensors = ()
-
-
-def init_tam(params: Tensors, *, scope: Scope = "global") -> TAMState:
-    """Return the state of `tam` before the first step.
-
-    Args:
-        params: the parameters, a dict, list or tuple of tensors
-        scope: the scope that the steps will have
-
-    Examples:
-        >>> import torch
-        >>> from tam.functional import init_tam
-        >>> init_tam([torch.ones(2)])
-        TAMState(momentum_buffer=[tensor([0., 0.])], alignment=tensor(0.))
-    """
-    return TAMState(_full(params, 0.0), _alignment(params, scope))
-
-
-def init_adatam(params: Tensors, *, scope: Scope = "global") -> AdaTAMState:
-    """Return the state of `adatam` and `adatamw` before the first step.
-
-    Args:
-        params: the parameters, a dict, list or tuple of tensors; float16 is refused
-        scope: the scope that the steps will have
-
-    Examples:
-        >>> import torch
-        >>> from tam.functional import init_adatam
-        >>> init_adatam({"w": torch.ones(2), "b": torch.ones(1)}, scope="tensor").alignment
-        tensor([0., 0.])
-    """
-    refuse_half("adatam", _list(params))
-    return AdaTAMState(_count(params), _full(params, 0.0), _full(params, 0.0), _alignment(params, scope))
-
-
-def init_angular_grad(params: Tensors, *, vote: bool = False) -> AngularGradState:
-    """Return the state of `angular_grad` before the first step.
-
-    Args:
-        params: the parameters, a dict, list or tuple of tensors
-        vote: the `vote` that the steps will have
-
-    Examples:
-        >>> import torch
-        >>> from tam.functional import init_angular_grad
-        >>> init_angular_grad([torch.ones(1)]).angle
-        [tensor([1.5708])]
-    """
-    m, v, previous = (_full(params, 0.0) for _ in range(3))
-    angle = _full(params, 0.0 if vote else torch.pi / 2)
-    return AngularGradState(_count(params), m, v, previous, angle, _full(params, 0.0) if vote else ())
 
 
 def tam(
@@ -191,7 +71,7 @@ def tam(
         "lr": lr, "momentum": momentum, "floor": floor, "weight_decay": weight_decay, "maximize": maximize,
     }  # fmt: skip
     options = scope, smoothing, gain, max_grad_norm
-    _check_state(state, TAMState, "init_tam")
+    check_state(state, TAMState, "init_tam")
     theta, (m,), s = _torque_step(params, grads, state, group, ["momentum_buffer"], *options)
     return theta, TAMState(m, s)
 
@@ -252,7 +132,7 @@ def adatam(
         "maximize": maximize,
     }  # fmt: skip
     options = scope, smoothing, gain, max_grad_norm, True, decoupled, ema, bias_correction
-    _check_state(state, AdaTAMState, "init_adatam")
+    check_state(state, AdaTAMState, "init_adatam")
     theta, (m, v), s = _torque_step(params, grads, state, group, ["exp_avg", "exp_avg_sq"], *options)
     return theta, AdaTAMState(state.step + 1, m, v, s)
 
@@ -351,8 +231,8 @@ def angular_grad(
     group = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "maximize": maximize}
     check_options({"method": method, "vote": vote})
     keys = ["exp_avg", "exp_avg_sq", "previous_grad", "angle", *(["coefficient"] if vote else [])]
-    _check_state(state, AngularGradState, "init_angular_grad")
-    buckets = _buckets(params, grads, state, group, keys)
+    check_state(state, AngularGradState, "init_angular_grad")
+    buckets = _buckets_of(params, grads, state, group, keys)
     angular.take_step(PURE, method, vote, buckets)
     columns = [_collect(params, buckets, key) for key in keys]
     return _collect(params, buckets, None), AngularGradState(state.step + 1, *columns)
@@ -364,23 +244,17 @@ def _torque_step(
     adaptive: bool = False, decoupled: bool = False, ema: bool = False, bias_correction: bool = False,
 ) -> tuple[T, list[T], Tensor]:  # fmt: skip
     """Return theta, the state of these keys and s after a step."""
-    by_tensor = _is_by_tensor(scope)
+    by_tensor = is_by_tensor(scope)
     _check({"smoothing": smoothing, "gain": gain})
     rule = Rule(
         scope="tensor" if by_tensor else "global", smoothing=smoothing, gain=gain,
         max_grad_norm=max_grad_norm, adaptive=adaptive, decoupled=decoupled, ema=ema,
         bias_correction=bias_correction, momentum_key=keys[0],
     )  # fmt: skip
-    buckets = _buckets(params, grads, state, group, keys, scope)
+    buckets = _buckets_of(params, grads, state, group, keys, scope)
     run_step(EagerBackend(PURE, rule, buckets))
     s = torch.stack(_ordered(buckets, "alignment")) if by_tensor else buckets[0].state["alignment"][0]
     return _collect(params, buckets, None), [_collect(params, buckets, key) for key in keys], s
-
-
-def _is_by_tensor(scope: Scope) -> bool:
-    """Return True for one alignment per tensor: a pure step has one group, so "group" is "global"."""
-    check_options({"scope": scope})
-    return scope == "tensor"
 
 
 def _check(options: Mapping[str, object]) -> None:
@@ -388,65 +262,21 @@ def _check(options: Mapping[str, object]) -> None:
     check_options({name: value for name, value in options.items() if not isinstance(value, Tensor)})
 
 
-def _check_state(state: object, kind: type, init: str) -> None:
-    """Raise if the state is of another function."""
-    if not isinstance(state, kind):
-        article = "a" if kind is TAMState else "an"
-        raise ValueError(f"state must be {article} {kind.__name__} from {init}, got {type(state).__name__}")
-
-
-def _by_name(tensors: Tensors) -> dict[object, Tensor]:
-    """Return the tensors by name, those of a list or tuple by index."""
-    named: Iterable[tuple[object, Tensor]]
-    named = tensors.items() if isinstance(tensors, Mapping) else enumerate(tensors)
-    return dict(named)
-
-
-def _list(tensors: Tensors) -> list[Tensor]:
-    if not isinstance(tensors, (Mapping, list, tuple)) or not tensors:
-        raise TypeError(
-            f"expected a dict, list or tuple of tensors with something in it, got {type(tensors)}"
-        )
-    return list(_by_name(tensors).values())
-
-
-def _like(params: T, tensors: list[Tensor]) -> T:
-    """Return the tensors in the form of `params`."""
-    if isinstance(params, Mapping):
-        return cast("T", dict(zip(params, tensors, strict=True)))
-    return cast("T", tuple(tensors) if isinstance(params, tuple) else tensors)
-
-
-def _full(params: T, value: float) -> T:
-    return _like(params, [full_like_param(p, value) for p in _list(params)])
-
-
-def _count(params: Tensors) -> Tensor:
-    return torch.zeros((), device=_list(params)[0].device)
-
-
-def _alignment(params: Tensors, scope: Scope) -> Tensor:
-    tensors = _list(params)
-    double = all(p.dtype in (torch.float64, torch.complex128) for p in tensors)
-    shape = (len(tensors),) if _is_by_tensor(scope) else ()
-    dtype = torch.float64 if double else torch.float32
-    return torch.zeros(shape, dtype=dtype, device=tensors[0].device)
-
-
-def _buckets(
+def _buckets_of(
     params: Tensors, grads: Tensors, state: object, group: Mapping[str, object], keys: list[str],
     scope: Scope = "global",
 ) -> list[Bucket]:  # fmt: skip
+    """Return the buckets of a step. Raise if parameters, gradients and state do not match."""
     _check(group)
-    theta = _list(params)
+    theta = as_list(params)
     for name, tensors in (("grads", grads), *((f"state.{key}", getattr(state, key)) for key in keys)):
         if isinstance(params, Mapping) != isinstance(tensors, Mapping):
             forms = f"params is a {type(params).__name__} and {name} is a {type(tensors).__name__}"
             raise ValueError(f"{forms}: give both in the same form")
-    gradients = _column(params, grads, "gradient")
-    columns = {key: _column(params, getattr(state, key), key) for key in keys}
+    gradients = column_of(params, grads, "gradient")
+    columns = {key: column_of(params, getattr(state, key), key) for key in keys}
     if isinstance(state, (TAMState, AdaTAMState)):
-        s, shape = state.alignment, (len(theta),) if _is_by_tensor(scope) else ()
+        s, shape = state.alignment, (len(theta),) if is_by_tensor(scope) else ()
         if s.shape != shape:
             init = "init_tam" if isinstance(state, TAMState) else "init_adatam"
             raise ValueError(f'the state was made for another scope: use {init}(params, scope="{scope}")')
@@ -454,22 +284,6 @@ def _buckets(
     if hasattr(state, "step"):
         columns["step"] = [state.step] * len(theta)
     return make_buckets(dict(group), 0, theta, gradients, columns)
-
-
-def _column(params: Tensors, tensors: Tensors, what: str) -> list[Tensor]:
-    """Return the tensors in the order of the parameters."""
-    if len(tensors) != len(params):
-        raise ValueError(f"{len(params)} parameters, but {len(tensors)} of {what}")
-    named, column = _by_name(tensors), []
-    for name, p in _by_name(params).items():
-        if name not in named:
-            raise ValueError(f"parameter {name!r} has no {what}; there are {list(named)[:5]}")
-        x = named[name]
-        if not isinstance(x, Tensor) or x.shape != p.shape:
-            shape = tuple(x.shape) if isinstance(x, Tensor) else x
-            raise ValueError(f"parameter {name!r} has shape {tuple(p.shape)}, its {what} {shape}")
-        column.append(x)
-    return column
 
 
 def _ordered(buckets: list[Bucket], key: str | None) -> list[Tensor]:
@@ -482,4 +296,4 @@ def _ordered(buckets: list[Bucket], key: str | None) -> list[Tensor]:
 
 def _collect(params: T, buckets: list[Bucket], key: str | None) -> T:
     """Return a column (None: theta) in the form of `params`."""
-    return _like(params, _ordered(buckets, key))
+    return in_form_of(params, _ordered(buckets, key))
