@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 RESULTS = Path(__file__).parent / "results"
@@ -87,6 +88,18 @@ def population_table(found: dict[str, Any]) -> list[str]:
     return lines
 
 
+def throughput_table(found: dict[str, Any]) -> list[str]:
+    lines = [
+        "| study | side by side | until all are compiled, s | an epoch, s | trials per hour |",
+        "|---|---|---|---|---|",
+    ]
+    for study, rows in found["throughput"].items():
+        for count, row in rows.items():
+            times = f"{row['startup_s']:.0f} | {median(row['epoch_s']):.2f} | {row['trials_per_hour']:.1f}"
+            lines.append(f"| {study} | {count} | {times} |")
+    return lines
+
+
 HOP = 10e-6  # seconds from one GPU to another over a network: what the estimate assumes
 SIZE = 7e9  # parameters of the model it takes, in bfloat16 where they travel
 LINK = 50e9  # bytes a second of each rank's link
@@ -144,12 +157,13 @@ def write() -> str:
     lines = [
         "# Measured speed",
         "",
-        "Made by `benchmarks/report.py` from the JSON files here; `benchmarks/step.py`, `bert_large.py`,",
-        "`recorder.py`, `collectives.py` and `population.py` say how the figures were taken. Step: one on",
-        "an idle machine, median of interleaved rounds, host time before the first launch included. Device:",
-        "the device's time alone. Ratio: to torch's fused optimizer of the family in the same run (for the",
-        "last two rows of a list, to clipping and then fused AdamW). Floor: the bytes that must move over",
-        "the bandwidth of a copy; the tensor scope is held to one pass over them, the others to two.",
+        "Made by `benchmarks/report.py` from the JSON files here. `benchmarks/step.py`, `bert_large.py`,",
+        "`recorder.py`, `collectives.py`, `population.py` and `lab_throughput.py` say how each figure is",
+        "measured. Step: one on an idle machine, median of interleaved rounds, host time before the first",
+        "launch included. Device: the device's time alone. Ratio: to torch's fused optimizer of the",
+        "family in the same run (for the last two rows of a list, to clipping and then fused AdamW).",
+        "Floor: the bytes that must move, divided by the bandwidth of a copy. The tensor scope is",
+        "compared with one pass over them, the others with two.",
     ]
     for path in sorted(RESULTS.glob("*.json")):
         found = json.loads(path.read_text())
@@ -173,6 +187,8 @@ def write() -> str:
             lines += exchange_table(found)
         elif "population" in found:
             lines += population_table(found)
+        elif "throughput" in found:
+            lines += throughput_table(found)
         else:
             lines += end_to_end_table(found)
     return "\n".join(lines) + "\n" + NOTES
