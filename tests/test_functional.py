@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import io
+import typing
+import zipfile
 from typing import Any
 
 import pytest
@@ -223,3 +226,23 @@ def test_bad_input(call: Any, match: str) -> None:
     params = start()
     with pytest.raises((ValueError, TypeError), match=match):
         call(params, functional.init_tam(params))
+
+
+@pytest.mark.parametrize("name", ["tam", "adatam", "angulargrad"])
+def test_checkpoints_name_the_state_by_the_public_module(name: str) -> None:
+    """So files of the package can move, and older checkpoints load."""
+    state = STEPS[name][1](start())
+    file = io.BytesIO()
+    torch.save(state, file)
+    assert f"tam.functional\n{type(state).__name__}\n".encode() in zipped(file)
+    file.seek(0)
+    with torch.serialization.safe_globals([type(state)]):
+        loaded = torch.load(file)
+    assert type(loaded) is type(state)
+    assert typing.get_type_hints(type(state))["alignment" if name != "angulargrad" else "step"] is Tensor
+
+
+def zipped(file: io.BytesIO) -> bytes:
+    """Return the pickle in a file of `torch.save`."""
+    archive = zipfile.ZipFile(file)
+    return archive.read(next(one for one in archive.namelist() if one.endswith("data.pkl")))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import pickle
 import runpy
 import sys
 import warnings
@@ -844,3 +845,9 @@ def test_without_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "optax", None)
     with pytest.raises(ImportError, match=r"tam.optax needs .*pip install '\.\[jax\]'"):
         runpy.run_path(str(tam.optax.__file__))
+
+
+def test_checkpoints_name_the_state_by_the_public_module() -> None:
+    state = tam.optax.scale_by_torque().init(jnp.ones(2))
+    assert b"tam.optax" in pickle.dumps(state) and b"transforms" not in pickle.dumps(state)
+    assert type(pickle.loads(pickle.dumps(state))) is tam.optax.TAMState

@@ -19,6 +19,9 @@ Examples:
     [0.99, 0.9]
 """
 
+from torch import Tensor  # noqa: F401  # with Tensors, for typing.get_type_hints of the states
+
+from tam.functional.forms import Tensors  # noqa: F401
 from tam.functional.states import (
     AdaTAMState,
     AngularGradState,
@@ -33,3 +36,7 @@ __all__ = [
     "AdaTAMState", "AngularGradState", "TAMState", "adatam", "adatamw", "angular_grad", "init_adatam",
     "init_angular_grad", "init_tam", "tam",
 ]  # fmt: skip
+
+# Checkpoints name the classes of the states: by this module, so files can move.
+for _state in (AdaTAMState, AngularGradState, TAMState):
+    _state.__module__ = __name__

@@ -25,3 +25,7 @@ from tam.optax.optimizers import adatam, adatamw, scale_by_torque, tam
 from tam.optax.transforms import AdaTAMState, ScheduledDecayState, TAMState
 
 __all__ = ["AdaTAMState", "ScheduledDecayState", "TAMState", "adatam", "adatamw", "scale_by_torque", "tam"]
+
+# Checkpoints name the classes of the states: by this module, so files can move.
+for _state in (AdaTAMState, ScheduledDecayState, TAMState):
+    _state.__module__ = __name__
