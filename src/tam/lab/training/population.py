@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from pathlib import Path
@@ -57,8 +58,17 @@ def run_together(
         until = min((member.epoch for member in members if member.epoch > epoch), default=last)
         behind = [member for member in members if member.epoch == epoch]
         group = [one.config for one in behind], [one.folder for one in behind]
+        _free_memory(device)  # of the population before, here or of the trials before: it is in a cycle
         population = make_population(*group, data_folder, device)
         yield from _train(population, behind, until, device, save_every)
+        del population
+
+
+def _free_memory(device: torch.device) -> None:
+    """Free what nothing uses. A captured step and its population refer to each other."""
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.empty_cache()  # memory of another stream is not used again by itself
 
 
 def _train(

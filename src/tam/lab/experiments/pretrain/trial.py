@@ -327,11 +327,11 @@ class Population:
         count = min(EVALUATED, (len(content) - 1) // context)
         x, y = (content[i : i + count * context].view(count, context).long() for i in (0, 1))
         totals = torch.zeros(runs, device=self.device)
-        for a, b in zip(*(torch.split(z, EVALUATION_BATCH) for z in (x, y)), strict=True):
-            shape = runs, *a.shape
-            with self.stack.evaluating():
+        with self.stack.evaluating():
+            for a, b in zip(*(torch.split(z, EVALUATION_BATCH) for z in (x, y)), strict=True):
+                shape = runs, *a.shape
                 losses = self.network.losses(self.stack.params, a.expand(shape), b.expand(shape), self.dtype)
-            totals += losses * len(a)
+                totals += losses * len(a)
         return (totals / count).tolist()
 
     def member_state(self, index: int) -> dict[str, Any]:
