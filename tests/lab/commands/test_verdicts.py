@@ -120,7 +120,7 @@ def test_an_unknown_metric_is_named(tmp_path: Path) -> None:
 def test_two_results_of_one_trial_are_named(folder: Path, tmp_path: Path) -> None:
     copy, out = tmp_path / "copy", tmp_path / "claims"
     shutil.copytree(folder, copy)
-    pack(folder, tmp_path / PACKED_FILE)
+    pack([folder], tmp_path / PACKED_FILE)
     assert tam_lab("verdicts", folder, tmp_path / PACKED_FILE, "-o", out)[0] == 0  # the same results
     shutil.rmtree(out)
     path = next(iter(sorted(copy.glob("trials/*/result.json"))))

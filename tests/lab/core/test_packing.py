@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import lzma
 import math
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -87,7 +88,7 @@ def facts(path: Path) -> dict[str, Any]:
 def test_a_packed_file_gives_what_the_folder_gives(folder: Path, tmp_path: Path) -> None:
     packed = tmp_path / "results" / "trials.jsonl.xz"
     packed.parent.mkdir()
-    assert pack(folder, packed) == 3
+    assert pack([folder], packed) == 3
     text = lzma.decompress(packed.read_bytes()).decode()
     assert "NaN" not in text and "Infinity" not in text and len(text.splitlines()) == 4
     rounded = {repr(THIRD): "0.333333", "90.12345678901234": "90.1235", "inf": "nan"}
@@ -113,7 +114,7 @@ def test_metrics_have_six_digits() -> None:
 def test_older_files_with_more_digits_are_read(folder: Path, tmp_path: Path) -> None:
     """They have what was measured in float32 in columns of that name, with nine digits."""
     packed = tmp_path / "a.xz"
-    pack(folder, packed)
+    pack([folder], packed)
     first = json.loads(lzma.decompress(packed.read_bytes()).splitlines()[1])
     epochs = {"values": list(range(1, first["result"]["epochs"] + 1))}
     loss = {"float32": [float(f"{THIRD:.9g}")] * len(epochs["values"])}
@@ -127,10 +128,10 @@ def test_older_files_with_more_digits_are_read(folder: Path, tmp_path: Path) -> 
 
 def test_unpacked_results_are_a_run_folder_again(folder: Path, tmp_path: Path) -> None:
     packed, again, twice = tmp_path / "a.xz", tmp_path / "again", tmp_path / "b.xz"
-    pack(folder, packed)
+    pack([folder], packed)
     assert unpack(packed, again) == 3
     assert facts(again) == facts(packed)
-    pack(again, twice)
+    pack([again], twice)
     assert twice.read_bytes() == packed.read_bytes()
     for target in (again, packed):  # a folder that is not empty, and a file
         with pytest.raises(LabError, match="Unpack into a new folder"):
@@ -138,10 +139,34 @@ def test_unpacked_results_are_a_run_folder_again(folder: Path, tmp_path: Path) -
     assert facts(again) == facts(packed) and not list(tmp_path.glob(".*.part"))
 
 
+def test_several_sources_become_one_file(folder: Path, tmp_path: Path) -> None:
+    whole, first, second, merged = (
+        tmp_path / f"{name}.xz" for name in ("whole", "first", "second", "merged")
+    )
+    pack([folder], whole)
+    head, *trials = lzma.decompress(whole.read_bytes()).splitlines(keepends=True)
+    first.write_bytes(lzma.compress(head + trials[0] + trials[1]))
+    second.write_bytes(lzma.compress(head + trials[1] + trials[2]))
+    assert pack([second, first], merged) == 3
+    assert merged.read_bytes() == whole.read_bytes()
+    assert pack([first, folder], first) == 3  # a source can be the target
+    assert first.read_bytes() == whole.read_bytes()
+
+
+def test_sources_that_disagree_are_refused(folder: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    shutil.copytree(folder, other)
+    path = next(path for path in other.glob("trials/*/result.json") if '"loss": 0.1' in path.read_text())
+    path.write_text(path.read_text().replace('"loss": 0.1', '"loss": 0.2'))
+    with pytest.raises(LabError, match=f"{path.parent.name} with another result"):
+        pack([folder, other], tmp_path / "a.xz")
+    assert not (tmp_path / "a.xz").exists()
+
+
 def test_a_run_does_not_start_in_a_folder_with_packed_results(folder: Path, tmp_path: Path) -> None:
     """Its trials would be written next to a file that says otherwise."""
     (tmp_path / "published").mkdir()
-    pack(folder, tmp_path / "published" / PACKED_FILE)
+    pack([folder], tmp_path / "published" / PACKED_FILE)
     location = RunLocation(tmp_path / "published", tmp_path)
     with pytest.raises(LabError, match="holds packed results"):
         run(Selection("toy", "smoke"), location, 1, lambda event: None)
@@ -153,19 +178,19 @@ def test_a_trial_with_another_config_is_not_packed(folder: Path, tmp_path: Path)
     for change in (lambda: path.write_text("{}"), path.unlink):
         change()
         with pytest.raises(LabError, match=r"config\.json"):
-            pack(folder, tmp_path / "a.xz")
+            pack([folder], tmp_path / "a.xz")
     assert not (tmp_path / "a.xz").exists()
 
 
 def test_other_files_among_the_trials_do_not_matter(folder: Path, tmp_path: Path) -> None:
     (folder / "trials" / ".DS_Store").write_text("")
     (folder / "trials" / "notes").mkdir()
-    assert pack(folder, tmp_path / "a.xz") == 3
+    assert pack([folder], tmp_path / "a.xz") == 3
 
 
 def test_settings_of_the_wrong_optimizer_are_marked_and_not_shown(folder: Path, tmp_path: Path) -> None:
     packed = tmp_path / "a.xz"
-    pack(folder, packed)
+    pack([folder], packed)
     key = trial_key(TRIALS[2][0])
     for path in (folder, packed):
         record = load_results(path).get(key)
@@ -197,7 +222,7 @@ def twice(packed: Path) -> bytes:
 
 def test_a_file_that_is_none_of_ours_is_refused(folder: Path, tmp_path: Path) -> None:
     packed, bad = tmp_path / "a.xz", tmp_path / "bad.xz"
-    pack(folder, packed)
+    pack([folder], packed)
     content = packed.read_bytes()
     deep = b'{"schema": ' + b"[" * 100_000 + b"]" * 100_000 + b"}"
     flipped = bytearray(content)
@@ -222,7 +247,7 @@ def test_a_file_that_expands_too_far_is_refused(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     packed = tmp_path / "a.xz"
-    pack(folder, packed)
+    pack([folder], packed)
     size = len(lzma.decompress(packed.read_bytes()))
     monkeypatch.setattr(results, "MAX_BYTES", size)
     assert len(load_results(packed).records) == 3
@@ -233,10 +258,10 @@ def test_a_file_that_expands_too_far_is_refused(
 
 def test_folders_without_results_are_named(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(LabError, match=r"No such folder: .*nothing"):
-        pack(tmp_path / "nothing", tmp_path / "a.xz")
+        pack([tmp_path / "nothing"], tmp_path / "a.xz")
     with pytest.raises(LabError, match="holds no results"):
-        pack(tmp_path, tmp_path / "a.xz")
+        pack([tmp_path], tmp_path / "a.xz")
     (folder / "trials" / trial_key(TRIALS[0][0]) / "result.json").write_text("{")
     with pytest.raises(LabError, match=r"result.json is damaged"):
-        pack(folder, tmp_path / "a.xz")
+        pack([folder], tmp_path / "a.xz")
     assert not (tmp_path / "a.xz").exists()

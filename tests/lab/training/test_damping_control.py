@@ -268,7 +268,7 @@ def test_packed_files_hold_the_mean_over_the_segments(tmp_path: Path) -> None:
     s = torch.load(source.path / ALIGNMENT_FILE, weights_only=True)
     expected = round_alignment(s.float().mean(1))
     packed = tmp_path / "trials.jsonl.xz"
-    pack(tmp_path / "run", packed)
+    pack([tmp_path / "run"], packed)
     unpack(packed, tmp_path / "copy")
     for path in (tmp_path / "run", packed, tmp_path / "copy"):
         record = load_results(path).get(source.key)

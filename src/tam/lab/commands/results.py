@@ -45,17 +45,22 @@ def write_report(
 
 
 def pack_results(
-    folder: Annotated[Path, typer.Argument(metavar="FOLDER", help="The --out folder of a run.")],
+    results: Annotated[
+        list[Path],
+        typer.Argument(
+            metavar="RESULTS...", help="--out folders of runs, and files of `tam lab pack`: all in one file."
+        ),
+    ],
     out: Annotated[
         Path,
         typer.Option("-o", "--out", metavar="FILE", help="The file to write, for example trials.jsonl.xz."),
     ],
 ) -> None:
-    """Write the finished trials of a run folder into one packed file."""
+    """Write the finished trials of run folders into one packed file."""
     if out.suffix != ".xz":
         raise LabError(f"--out must end in .xz, got {out}")
     check_writable(out)
-    print(f"{out}: {pack(folder, out)} trials")
+    print(f"{out}: {pack(results, out)} trials")
 
 
 def unpack_results(

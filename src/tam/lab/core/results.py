@@ -229,21 +229,34 @@ def _packed_record(line: Mapping[str, Any]) -> TrialRecord:
     return record
 
 
-def pack(source: Path, target: Path) -> int:
-    """Write the finished trials of a run folder to one file. Return their number."""
-    results = load_existing_results(source)
-    if results.damaged:
-        raise LabError("\n".join(map(str, results.damaged.values())))
-    if not results.records:
-        raise LabError(f"{source} holds no finished trial")
-    records = [results.records[key] for key in sorted(results.records)]
-    machines = {json.dumps(record.stored_result["machine"], sort_keys=True) for record in records}
+def pack(sources: Sequence[Path], target: Path) -> int:
+    """Write the finished trials of run folders and packed files to one file. Return their number."""
+    trials: dict[str, str] = {}
+    machines: set[str] = set()
+    selections: list[dict[str, Any]] = []
+    for source in sources:
+        results = load_existing_results(source)
+        if results.damaged:
+            raise LabError("\n".join(map(str, results.damaged.values())))
+        if not results.records:
+            raise LabError(f"{source} holds no finished trial")
+        selections += [one for one in results.stored_selections if one not in selections]
+        for record in results:
+            line = _json_line(_packed_trial(record))
+            if trials.setdefault(record.key, line) != line:
+                raise LabError(
+                    f"{source} holds the trial {record.key} with another result than the sources before it"
+                )
+            machines.add(json.dumps(record.stored_result["machine"], sort_keys=True))
     hardware = [json.loads(machine) for machine in sorted(machines)]
-    header = {"schema": SCHEMA, "selections": results.stored_selections, "hardware": hardware}
-    lines = [header, *map(_packed_trial, records)]
-    text = "".join(json.dumps(without_nan(line), allow_nan=False) + "\n" for line in lines)
+    header = {"schema": SCHEMA, "selections": selections, "hardware": hardware}
+    text = "".join([_json_line(header), *(trials[key] for key in sorted(trials))])
     store.write_whole(target, lzma.compress(text.encode(), preset=9 | lzma.PRESET_EXTREME))
-    return len(records)
+    return len(trials)
+
+
+def _json_line(content: Mapping[str, Any]) -> str:
+    return json.dumps(without_nan(content), allow_nan=False) + "\n"
 
 
 def unpack(source: Path, folder: Path) -> int:
