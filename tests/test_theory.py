@@ -202,9 +202,10 @@ def test_adatam_with_a_brief_average_does_not_settle() -> None:
 # ---------------------------------------------------------------------- a small network
 
 
-def test_the_stacked_runs_are_plain_runs() -> None:
+@pytest.mark.parametrize("batch", [64, noise.IMAGES])
+def test_the_stacked_runs_are_plain_runs(batch: int) -> None:
     names, lrs = ["SGDM", "TAM, smoothing 0.0", "TAM, smoothing 0.9"], [0.05, 0.1, 0.1]
-    stacked = noise.final_losses([noise.RULES[name] for name in names], lrs, 64, seed=3, steps=60)
+    stacked = noise.final_losses([noise.RULES[name] for name in names], lrs, batch, seed=3, steps=60)
     x, y = noise.digits()
     for name, lr, loss in zip(names, lrs, stacked.tolist(), strict=True):
         params = [p.requires_grad_() for p in noise.initial_weights(3)]
@@ -212,7 +213,7 @@ def test_the_stacked_runs_are_plain_runs() -> None:
         optimizer: torch.optim.Optimizer = tam.TAM(params, lr=lr, momentum=0.9, smoothing=smoothing)
         if name == "SGDM":
             optimizer = torch.optim.SGD(params, lr=lr, momentum=0.9)
-        rows = noise.batches(len(y), 64, 3)
+        rows = noise.batches(len(y), batch, 3)
 
         def plain_loss(chosen: torch.Tensor, params: list[torch.Tensor] = params) -> torch.Tensor:
             h = x[chosen]
@@ -228,21 +229,28 @@ def test_the_stacked_runs_are_plain_runs() -> None:
 
 
 def test_the_table_of_the_network_reproduces() -> None:
-    """One row of ten: the others take minutes."""
-    (row,) = noise.measure(["SGDM"], 64)
-    stored = next(cells for batch, name, *cells in rows_of("noise") if (batch, name) == ("64", "SGDM"))
-    knees = [float(cells[2].split()[0]) for cells in (row, stored)]
-    assert knees[0] == pytest.approx(knees[1], rel=0.1) and row[1] == stored[1]
+    """Two rows of ten: the others take minutes. Rounding differs between machines, and grows in training."""
+    stored = {(batch, name): cells for batch, name, *cells in rows_of("noise")}
+    names = ["SGDM", "TAM, smoothing 0.9"]
+    for name, row in zip(names, noise.measure(names, 64), strict=True):
+        loss, lr, knee, failed = (
+            [float(cells[i].split()[0]) for cells in (row, stored["64", name])] for i in range(4)
+        )
+        assert loss[0] == pytest.approx(loss[1], abs=3e-4) and knee[0] == pytest.approx(knee[1], rel=0.1)
+        assert lr[0] == pytest.approx(lr[1], rel=0.5) and failed[0] == pytest.approx(failed[1], abs=2)
 
 
 def test_what_the_page_says_of_the_network() -> None:
     knees = {(batch, name[-3:]): [float(x) for x in re.findall(r"[\d.]+", cells[2])]
              for batch, name, *cells in rows_of("noise")}  # fmt: skip
-    highest = max(knee[0] for (batch, _), knee in knees.items() if batch == "all images")
-    assert knees["all images", "0.0"][0] == highest
+    without_noise = [knee[0] for (batch, _), knee in knees.items() if batch == "all images"]
+    assert knees["all images", "0.0"][0] == max(without_noise)
+    assert knees["all images", "0.9"][0] == min(without_noise)
     assert knees["all images", "0.0"][1] > knees["all images", "0.9"][2]
     with_noise = [knee for (batch, _), knee in knees.items() if batch == "64"]
     assert max(low for _, low, _ in with_noise) < min(high for *_, high in with_noise)  # all overlap
+    best = {name[-3:]: float(cells[0]) for batch, name, *cells in rows_of("noise") if batch == "64"}
+    assert min(best["0.0"], best["0.5"]) > max(best["GDM"], best["0.9"], best[".99"])
 
 
 # ---------------------------------------------------------------------- freezing, and the start

@@ -93,9 +93,14 @@ def measure(names: Sequence[str], batch: int) -> Iterator[list[str]]:
         low, high = np.quantile(upper[1:], [0.025, 0.975])
         best = int(means[0].argmin())
         yield [
-            f"{means[0, best]:.4f}", f"{LRS[best]:.3g}", f"{upper[0]:.2f} [{low:.2f}, {high:.2f}]",
+            f"{means[0, best]:.4f}", f"{LRS[best]:.3g}", f"{knee(upper[0])} [{knee(low)}, {knee(high)}]",
             f"{failed} of {own.numel()}",
         ]  # fmt: skip
+
+
+def knee(lr: float) -> str:
+    """Return a knee as text. One above the rungs counts as the last rung."""
+    return f"{'≥ ' if math.isclose(lr, LRS[-1]) else ''}{lr:.2f}"
 
 
 def main() -> None:
