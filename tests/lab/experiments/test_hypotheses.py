@@ -153,7 +153,7 @@ def test_one_network_can_refute_a_statement_about_both_but_not_confirm_it() -> N
         make_filled_plan("sgd_ladder", "resnet", pumping),
     )
     found = judge(confirms)["H5"]
-    assert (found.p, found.verdict, found.why) == (0.0, "undecided", "resnet not run yet")
+    assert (found.p, found.verdict, found.why) == (0.0, "undecided", "resnet not complete yet")
     assert judge(confirms, whole)["H5"].verdict == "holds"
     assert judge(refutes)["H5"].verdict == "does not hold"
 
@@ -167,7 +167,7 @@ def test_h7_cannot_hold_before_the_sgd_side_is_run() -> None:
         return {"validation": 1.4 + 0.05 * octaves**2, "settled_alignment": 0.0}
 
     found = judge(make_filled_plan("pretrain", "ladder", fill))["H7"]
-    assert (found.p, found.verdict, found.why) == (0.0, "undecided", "resnet, mlp not run yet")
+    assert (found.p, found.verdict, found.why) == (0.0, "undecided", "resnet, mlp not complete yet")
 
 
 def test_a_draw_without_a_run_that_trained_has_its_knee_at_the_lowest_rung() -> None:

@@ -63,9 +63,19 @@ def test_verdicts() -> None:
 def test_missing_runs_leave_a_statement_undecided_unless_it_is_false() -> None:
     found = judge([make("A", 0.0, missing="resnet"), make("B", 0.98, missing="x"), make("C", 0.012)])
     assert [one.verdict for one in found] == ["undecided", "does not hold", "undecided"]
-    assert found[0].why == "resnet not run yet"
+    assert found[0].why == "resnet not complete yet"
+    assert found[1].why == "True in 2.0 % of the draws, x not complete yet"
     # Holm's correction counts the one that waits: 0.012 > 0.025 / 3.
     assert judge([make("A", 0.0, missing="x"), make("C", 0.008)])[1].verdict == "holds"
+
+
+def test_later_runs_cannot_take_back_that_a_statement_holds() -> None:
+    """So one that is not run counts in Holm's correction: 0.02 > 0.025 / 2."""
+    before = judge([make("A", None), make("B", 0.02)])
+    after = judge([make("A", 0.3), make("B", 0.02)])
+    assert [one.verdict for one in before] == ["not tested", "undecided"]
+    assert [one.verdict for one in after] == ["undecided", "undecided"]
+    assert judge([make("A", None), make("B", 0.012)])[1].verdict == "holds"
 
 
 def test_a_share_at_a_limit_is_within_it() -> None:

@@ -96,15 +96,17 @@ def decide(hypothesis: Hypothesis, is_true: NDArray[np.bool_]) -> Hypothesis:
 
 
 def judge(hypotheses: Sequence[Hypothesis]) -> list[Hypothesis]:
-    """Return the hypotheses with their verdicts, after Holm's correction."""
-    open_ones = [one for one in hypotheses if one.p is not None and not one.verdict]
-    open_ones.sort(key=lambda one: (bool(one.missing), one.p))
+    """Return the hypotheses with their verdicts, after Holm's correction.
+
+    Those that wait for runs count in the correction, so later runs cannot take back a "holds".
+    """
+    open_ones = [one for one in hypotheses if not one.verdict]
+    complete = sorted((one.p, one.number) for one in open_ones if one.p is not None and not one.missing)
     holding = set()
-    for rank, one in enumerate(open_ones):
-        assert one.p is not None
-        if one.missing or not _is_at_most(one.p, LEVEL / (len(open_ones) - rank)):
+    for rank, (p, number) in enumerate(complete):
+        if not _is_at_most(p, LEVEL / (len(open_ones) - rank)):
             break
-        holding.add(one.number)
+        holding.add(number)
     return [_with_verdict(one, one.number in holding) for one in hypotheses]
 
 
@@ -115,8 +117,9 @@ def _with_verdict(one: Hypothesis, holds: bool) -> Hypothesis:
         return replace(one, verdict=NOT_TESTED, why=one.why or "Not run yet")
     share = f"True in {100 * (1 - one.p):.1f} % of the draws"
     verdict = HOLDS if holds else FAILS if _is_at_most(1 - one.p, LEVEL) else UNDECIDED
-    waits = f"{one.missing} not run yet" if one.missing and verdict == UNDECIDED else ""
-    return replace(one, verdict=verdict, why=one.why or waits or share)
+    waits = f"{one.missing} not complete yet" if one.missing else ""
+    why = one.why or (waits if waits and verdict == UNDECIDED else ", ".join(filter(None, [share, waits])))
+    return replace(one, verdict=verdict, why=why)
 
 
 def _is_at_most(share: float, limit: float) -> bool:

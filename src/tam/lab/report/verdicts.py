@@ -242,5 +242,5 @@ def _judge_lr_ratio(part: Part, evidence: Evidence) -> PartResult:
     if not ratios:
         return PartResult(part, NOT_TESTED, "No runs yet")
     alike = sum(math.isclose(ratio, part.target, rel_tol=1e-6) for ratio in ratios)
-    figure = f"{alike} of {len(ratios)} grids, {at_edges} at both edges"
+    figure = f"in {alike} of {len(ratios)} grids; both best at an edge of the grid in {at_edges}"
     return PartResult(part, UNDECIDED, "Pilots only", figure=figure)

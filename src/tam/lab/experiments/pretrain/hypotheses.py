@@ -132,12 +132,12 @@ class FirstStage:
         failed_runs = ", ".join(f"{100 * rate[0]:.0f} %" for rate in rates.values())
         figure = (
             f"largest differences between the knees: another seed's damping {largest['V5']:+.3f}, "
-            f"lowered schedule {largest['V6']:+.3f}; failed runs: {failed_runs}"
+            f"lowered schedule {largest['V6']:+.3f}; failed runs of the three: {failed_runs}"
         )
         return decide(replace(STATEMENTS["H3"], figure=figure, n=f"{self.n}, 32"), is_true)
 
     def soft_restart(self) -> Hypothesis:
-        """H7: soft restarts stand larger learning rates than a constant momentum."""
+        """H7: soft restarts tolerate larger learning rates than a constant momentum."""
         octaves = np.log2(self.knees["V9"][1] / self.knees["V9c"][1])
         best = {number: float(self.means[number][0].min()) for number in ("V9", "V9c")}
         knee = f"upper knee {_interval(octaves, '+.2f')} octaves"
@@ -207,7 +207,7 @@ def instrument(plans: list[LadderPlan]) -> Hypothesis:
     outside = [abs(value - middle) > BAND for value in at_twice]
     figure = (
         f"s at the best rung: {min(at_best):+.2f} to {max(at_best):+.2f}; "
-        f"outside the band at twice the knee: {sum(outside)} of {len(outside)} variants"
+        f"more than {BAND} from their mean at twice the knee: {sum(outside)} of {len(outside)} variants"
     )
     holds = spread <= BAND and all(outside)
     why = "s differs between variants" if spread > BAND else "" if holds else "s does not leave the band"
