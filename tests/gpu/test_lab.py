@@ -23,6 +23,8 @@ from tam.lab.experiments.images import trial as images
 from tam.lab.experiments.llm import trial as llm
 from tam.lab.experiments.llm.masked import BackwardPass, MaskedLoss, compile_layers
 from tam.lab.experiments.online import trial as online
+from tam.lab.experiments.pretrain import trial as pretrain
+from tam.lab.experiments.pretrain.registered import variants as registered_variants
 from tam.lab.experiments.runtime import trial as runtime
 from tam.lab.experiments.sgd_ladder import trial as sgd_ladder
 from tam.lab.experiments.warmup import forks
@@ -190,6 +192,54 @@ def test_forks_and_their_barrier(tmp_path: Path) -> None:
     found = [one.read_result() or {} for one in on_both(forks.run, forks.Config(**given, at=2), tmp_path)]
     assert found[0]["loss"] == pytest.approx(found[1]["loss"], rel=0.15)
     assert found[0]["barrier"] == pytest.approx(found[1]["barrier"], rel=0.5, abs=0.05)
+
+
+def gpt(number: str, **more: Any) -> pretrain.Config:
+    """A tiny run of a registered variant."""
+    own = registered_variants((0.01,))[number]
+    given = {
+        "size": "tiny", "optimizer": own.optimizer, "options": dict(own.options), "lr": own.lrs[0], "seed": 0,
+        "epochs": 4, "steps": 24, "warmup": 6, "context": 32, "batch": 8, "data": "generated", **own.settings,
+    }  # fmt: skip
+    return pretrain.Config(**{**given, **more})
+
+
+@pytest.mark.parametrize(
+    "numbers", [("V1", "V4", "V4n", "V6", "V7", "V8", "V9", "V10", "V11"), ("V12",)], ids=["graph", "V12"]
+)
+def test_a_population_of_gpts_learns_what_it_learns_on_a_cpu(
+    numbers: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In bfloat16, compiled and as a graph; controls take over the s of another run inside it."""
+    if numbers == ("V12",):
+        pytest.importorskip("schedulefree")
+    monkeypatch.setattr(pretrain, "COMPILED_FROM", {"tiny": 0})
+    monkeypatch.setattr(pretrain, "EVALUATED", 16)
+    configs = [gpt(number, seed=seed) for number in numbers for seed in (0, 1)]
+    controls = [
+        gpt(number, damping=how, damping_of=gpt(number, seed=seed).key)
+        for number, how, seed in (("V4", "mean", 0), ("V4", "another", 1), ("V9", "mean", 0))
+        if number in numbers
+    ]
+    found: dict[str, list[TrialFolder]] = {}
+    for device in ("cuda", "cpu"):
+        found[device] = []
+        for group in filter(None, (configs, controls)):
+            folders = [TrialFolder(tmp_path / device, one) for one in group]
+            for folder in folders:
+                folder.path.mkdir(parents=True, exist_ok=True)
+            for _ in pretrain.run_together(group, folders, tmp_path, torch.device(device), 1e9):
+                pass
+            found[device] += folders
+    for ours, theirs in zip(found["cuda"], found["cpu"], strict=True):
+        for mine, other in zip(ours.metrics(), theirs.metrics(), strict=True):
+            assert mine["loss"] == pytest.approx(other["loss"], rel=0.05)
+        result, expected = ours.read_result(), theirs.read_result()
+        assert result is not None and expected is not None
+        assert result["validation"] == pytest.approx(expected["validation"], rel=0.05)
+    if controls:
+        replayed, source = (found["cuda"][i].path / "alignment.pt" for i in (-2, 2 * numbers.index("V4") + 1))
+        assert torch.equal(read_alignment(replayed), read_alignment(source))
 
 
 def test_a_population_learns_what_it_learns_on_a_cpu(tmp_path: Path) -> None:
