@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from statistics import fmean
+
+import numpy as np
 
 from tam.lab.core.ladder_plan import LadderPlan
 from tam.lab.core.runner import finished_trials
 from tam.lab.report.claim_pages import format_estimate, format_part
 from tam.lab.report.comparisons import StudyResults, has_torque
 from tam.lab.report.evidence import Evidence
+from tam.lab.report.hypotheses import Draws, knees
 from tam.lab.report.statistics import Estimate
 from tam.lab.report.verdicts import HOLDS, SCHEDULE, PartResult, Row
 from tam.step.rule import damping_of
@@ -31,7 +35,7 @@ class Figures:
         named = (
             self.part, self.control, self.equal_lr, self.difference, self.estimate, self.outcome,
             self.damping_range, self.check, self.gated, self.verdict, self.trials, self.against,
-            self.is_lower_above,
+            self.is_lower_above, self.knee_shift, self.octaves,
         )  # fmt: skip
         return {function.__name__: function for function in named}
 
@@ -62,6 +66,22 @@ class Figures:
         assert isinstance(plan, LadderPlan)
         own, others = (plan.losses(plan.study.variant(name)) for name in (variant, other))
         return all(fmean(own[rung]) < fmean(others[rung]) for rung in own if rung > lr)
+
+    def knee_shift(self, source: str, variant: str, other: str) -> Estimate:
+        """Return by how many octaves a variant's upper knee is above another's, over draws of the seeds."""
+        experiment, preset, study = source.split("/")
+        plan, draws = self.evidence.plans[experiment, preset, study], Draws()
+        assert isinstance(plan, LadderPlan)
+        upper = []
+        for name in (variant, other):
+            lrs, losses = zip(*sorted(plan.losses(plan.study.variant(name)).items()), strict=True)
+            upper.append(knees(draws.means(losses), np.array(lrs), plan.rules.tolerance)[1])
+        shifts = np.log2(upper[0] / upper[1])
+        low, high = np.quantile(shifts[1:], [0.025, 0.975])
+        return Estimate(float(shifts[0]), float(low), float(high), math.nan, len(plan.study.seeds))
+
+    def octaves(self, source: str, variant: str, other: str) -> str:
+        return f"{self.knee_shift(source, variant, other).format(2)} octaves"
 
     def equal_lr(self, number: int, label: str) -> str:
         """Return the difference at the same lr instead of the same effective lr."""

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import tam
+from tam.lab.core.results import load_results
 from tam.options import SHORT_AVERAGE
 
 pytest.importorskip("matplotlib")  # the script draws, too
@@ -266,6 +267,21 @@ def test_the_table_of_freezes_reproduces_and_stays_below_the_formula() -> None:
         turned = np.sign(frozen[:, 1]) != np.sign(frozen[0, 1])
         assert not turned[:-6].any()  # s needs a few steps to rise once m has turned
         assert np.ptp(frozen[steps // 2 :, 0]) < 0.15 * abs(frozen[-1, 0])  # theta hardly moves
+
+
+def test_the_frozen_runs_of_the_mlp_are_those_of_the_page() -> None:
+    results = load_results(DOCS.parents[1] / "results" / "registered" / "sgd_ladder")
+    runs = [one for one in results if one.config["model"] == "mlp" and one.config["options"].get("gain") == 5]
+    frozen = sorted(
+        (one for one in runs if one.result["frozen_steps"] > 50), key=lambda one: one.config["lr"]
+    )
+    lengths = [one.result["frozen_steps"] for one in frozen]
+    assert (
+        f"{len(frozen)} of {len(runs)} runs of the MLP froze, for {lengths[0]} and {lengths[1]} of 1,560"
+        in PAGE
+    )
+    assert all(one.result["failed"] for one in frozen) and len({one.config["seed"] for one in frozen}) == 1
+    assert [one.config["lr"] for one in frozen] == sorted({one.config["lr"] for one in runs})[:2]
 
 
 def test_the_first_gradients_of_a_tiny_transformer_agree() -> None:

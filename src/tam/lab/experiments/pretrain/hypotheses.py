@@ -166,8 +166,9 @@ def cold_start(plan: Plan) -> Hypothesis:
 def pumping(networks: Sequence[Network]) -> Hypothesis:
     """H5: a cosine that is averaged too briefly pumps, and a large gain freezes."""
     figure = "; ".join(
-        f"{network.plan.study.name}: smoothing 0.9 {network.octaves('S2n', 'S1n'):+.2f} octaves, "
-        f"0.99 {network.octaves('S3n', 'S1n'):+.2f}, frozen {' of '.join(map(str, network.frozen_runs))}"
+        f"{network.plan.study.name}: upper knee {network.octaves('S2n', 'S1n'):+.2f} octaves with smoothing "
+        f"0.9, {network.octaves('S3n', 'S1n'):+.2f} with 0.99; with gain 5, runs frozen at the knee: "
+        f"{' of '.join(map(str, network.frozen_runs))}"
         for network in networks
     )
     one = replace(STATEMENTS["H5"], figure=figure, n=str(len(networks[0].plan.study.seeds)))
@@ -183,7 +184,7 @@ def with_sgd_side(one: Hypothesis, networks: Sequence[Network]) -> Hypothesis:
         f"{network.plan.study.name} {network.octaves('S5', 'S5c'):+.2f}" for network in networks
     )
     assert one.p is not None and sgd.p is not None
-    return replace(one, figure=f"{one.figure}; SGD: {octaves} octaves", p=max(one.p, sgd.p))
+    return replace(one, figure=f"{one.figure}; with SGD, upper knee: {octaves} octaves", p=max(one.p, sgd.p))
 
 
 def instrument(plans: list[LadderPlan]) -> Hypothesis:
