@@ -213,6 +213,21 @@ def test_a_trial_that_kills_its_process_is_given_up(tmp_path: Path) -> None:
     assert len(set(deaths(tmp_path))) == 3
 
 
+def test_a_trial_that_kills_its_process_does_not_fail_those_beside_it(tmp_path: Path) -> None:
+    whole, *others = jobs(4)
+    dying = Dying("images", whole.config, times=9)
+    location = RunLocation(tmp_path, tmp_path, trials_per_process=4)
+    with (
+        LocalEngine(location, 1, lambda event: None) as engine,
+        pytest.raises(LabError, match="died 3 times"),
+    ):
+        engine.run([dying, *others])
+    assert [failure.job for failure in engine.failures] == [dying]
+    for job in others:
+        (folder,) = job.folders(tmp_path)
+        assert folder.read_result() is not None
+
+
 def test_processes_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     code = (
         "from tests.lab.engines.test_engines import LocalEngine, RunLocation, jobs\n"

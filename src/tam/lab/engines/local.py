@@ -91,10 +91,12 @@ class LocalEngine:
         self.processes[number], self.pipes[number], self.running[number] = process, ours, {}
 
     def _assign_jobs(self, waiting: list[Job]) -> None:
-        """Send jobs to the processes with the fewest."""
+        """Send jobs to the processes with the fewest. A last attempt runs alone: neighbours share a death."""
         while waiting:
             number = min(self.running, key=lambda n: len(self.running[n]))
-            if len(self.running[number]) >= self.location.trials_per_process:
+            keys = waiting[-1].key, *self.running[number]
+            is_alone = any(self.death_counts[key] == ATTEMPTS - 1 for key in keys)
+            if len(self.running[number]) >= (1 if is_alone else self.location.trials_per_process):
                 return
             job = waiting.pop()
             self.running[number][job.key] = job
@@ -117,7 +119,9 @@ class LocalEngine:
         process.join()
         for key, job in list(self.running[number].items()):
             self.death_counts[key] += 1
-            if self.death_counts[key] < ATTEMPTS:
+            if self.death_counts[key] == ATTEMPTS - 1:
+                waiting.insert(0, job)  # after the trials that can run side by side
+            elif self.death_counts[key] < ATTEMPTS:
                 waiting.append(job)
             else:
                 message = f"trial {key}: its process died {ATTEMPTS} times (exit {process.exitcode})"
