@@ -184,6 +184,20 @@ def test_a_draw_without_a_run_that_trained_has_its_knee_at_the_lowest_rung() -> 
     assert (knees[1:] == LOWEST_LR_MLP).mean() == pytest.approx(0.75**4, abs=0.02)
 
 
+def test_restarts_that_always_diverge_do_not_help() -> None:
+    """Then their control cannot be run at all."""
+
+    def fill(variant: Variant, trial: TrialConfig) -> dict[str, float]:
+        if variant.name == NAMES["S5"]:
+            return {"validation_loss": math.nan, "failed": True, "frozen_steps": 0, "diverged": True}
+        return made_up(variant, trial)
+
+    plan = make_filled_plan("sgd_ladder", "mlp", fill)
+    assert isinstance(plan, LadderPlan)
+    network = Network(plan, Draws())
+    assert not network.restarts_help().any() and network.octaves("S5", "S5c") == 0
+
+
 # ---------------------------------------------------------------------- the others
 
 

@@ -37,6 +37,10 @@ class Network:
     def _add_variant(self, number: str, draws: Draws) -> None:
         """Draw the seeds of a variant at all its rungs."""
         figures = self._figures(number)
+        if not figures:  # of a control whose sources all diverged: as if all its trials had failed
+            lowest = min(self.plan.study.variants[0].lrs)
+            self.knees[number] = np.full(draws.count + 1, lowest)
+            return
         lrs, cap = np.array([*figures]), self.plan.rules.cap
         means = draws.means([*figures.values()])
         upper = knees(means[..., 0], lrs, self.plan.rules.tolerance)[1]
