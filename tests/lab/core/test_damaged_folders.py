@@ -9,9 +9,16 @@ from typing import Any
 import pytest
 import torch
 
-from tam.lab.core.alignment import keep_levels, levels_of, pack_levels, read_alignment, unpack_levels
+from tam.lab.core.alignment import (
+    keep_levels,
+    levels_of,
+    pack_levels,
+    read_alignment,
+    round_alignment,
+    unpack_levels,
+)
 from tam.lab.core.errors import LabError
-from tam.lab.core.results import load_existing_results, load_results, round_alignment
+from tam.lab.core.results import load_existing_results, load_results
 from tam.lab.core.selection import Selection, remember_selection, selections_of
 from tam.lab.core.store import ALIGNMENT_FILE, TrialFolder, check_rows, digest_of, read_json, read_result
 from tests.lab.core.helpers import CPU, save_checkpoints

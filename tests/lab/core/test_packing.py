@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import lzma
 import math
@@ -12,8 +13,11 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tam.lab.core import results
+from tam.lab.core.alignment import from_differences, round_alignment, to_differences
 from tam.lab.core.config import trial_key
 from tam.lab.core.errors import LabError
 from tam.lab.core.results import (
@@ -100,6 +104,14 @@ def test_a_packed_file_gives_what_the_folder_gives(folder: Path, tmp_path: Path)
         assert selections_of(load_existing_results(path)) == [replace(SELECTION, tuning_seeds=1)]
 
 
+@given(st.lists(st.floats(-1, 1, width=32)))
+def test_s_comes_back_as_it_was_rounded(values: list[float]) -> None:
+    s = round_alignment(torch.tensor(values))
+    assert from_differences(to_differences(s)).tolist() == s.tolist()
+    assert torch.allclose(s, torch.tensor(values), rtol=0, atol=1.5 / 4096)
+    assert torch.equal(round_alignment(s), s) and not (s.signbit() & (s == 0)).any()
+
+
 def test_metrics_have_six_digits() -> None:
     rows = [
         {"epoch": 1234567, "loss": 1e-9 / 3, "accuracies": [200 / 3, 50.0]},
@@ -111,11 +123,22 @@ def test_metrics_have_six_digits() -> None:
     assert columns["accuracies"] == {"values": [[66.6667, 50.0]], "rows": [0]}
 
 
-def test_older_files_with_more_digits_are_read(folder: Path, tmp_path: Path) -> None:
-    """They have what was measured in float32 in columns of that name, with nine digits."""
-    packed = tmp_path / "a.xz"
+def test_older_files_are_read(folder: Path, tmp_path: Path) -> None:
+    """They have s in 16 bits, and what was measured in float32 in columns of that name, with nine digits."""
+    packed, older = tmp_path / "a.xz", tmp_path / "older.xz"
     pack([folder], packed)
-    first = json.loads(lzma.decompress(packed.read_bytes()).splitlines()[1])
+    lines = lzma.decompress(packed.read_bytes()).decode().splitlines()
+    header, *trials = map(json.loads, lines)
+    for trial in trials:
+        if trial.pop("alignment_differences", None):
+            s = round_alignment(torch.linspace(-0.5, 1.0, 20)).half()
+            trial["alignment"] = base64.b64encode(s.numpy().tobytes()).decode()
+    content = [json.dumps(one) for one in ({**header, "schema": "tam-lab-results/1"}, *trials)]
+    older.write_bytes(lzma.compress("\n".join(content).encode()))
+    assert '"alignment"' in content[1] + content[2] and facts(older) == facts(packed)
+    assert pack([older], older) == 3 and older.read_bytes() == packed.read_bytes()
+
+    first = json.loads(lines[1])
     epochs = {"values": list(range(1, first["result"]["epochs"] + 1))}
     loss = {"float32": [float(f"{THIRD:.9g}")] * len(epochs["values"])}
     full = {"values": [90.12345678901234], "rows": [0]}
@@ -234,6 +257,8 @@ def test_a_file_that_is_none_of_ours_is_refused(folder: Path, tmp_path: Path) ->
         edited(packed, result={"diverged": "no"}), edited(packed, metrics=[1]),
         edited(packed, metrics={"loss": {"values": [1.0], "rows": [0, 1]}}),
         edited(packed, alignment="AAAA//8="), edited(packed, alignment="AHwAfA=="),
+        edited(packed, alignment_differences=[4097]), edited(packed, alignment_differences=[[1], [2]]),
+        edited(packed, alignment_differences=[0.5]), edited(packed, alignment_differences=[2**80]),
         edited(packed, metrics={"loss": {"values": [1.0], "rows": [10**12]}}),
         edited(packed, metrics={"epoch": {"values": [1, 2]}, "loss": {"values": [1.0], "rows": [-1]}}),
         content + content, content + b"more", twice(packed),

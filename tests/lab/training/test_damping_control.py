@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import tam
-from tam.lab.core.alignment import read_alignment
+from tam.lab.core.alignment import read_alignment, round_alignment
 from tam.lab.core.errors import LabError
-from tam.lab.core.results import load_results, pack, round_alignment, unpack
+from tam.lab.core.results import load_results, pack, unpack
 from tam.lab.core.selection import Selection, remember_selection
 from tam.lab.core.store import ALIGNMENT_FILE, TrialFolder
 from tam.lab.models import get_model

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bz2
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,8 @@ from torch import Tensor
 from tam.lab.core.errors import LabError
 from tam.lab.core.store import ALIGNMENT_FILE, RERUN, TrialFolder, digest_of, read_result
 
-LEVELS = 128  # between s = 0 and s = 1, where s is kept in 8 bits
+PACKED_LEVELS = 4096  # between s = 0 and s = 1 in a packed file
+LEVELS = 128  # the same where s is kept in 8 bits
 MAX_STEPS = 2**28  # that are unpacked
 
 
@@ -40,6 +41,25 @@ def read_alignment(path: Path, result: Mapping[str, Any] | None = None) -> Tenso
         raise
     except Exception as error:  # torch raises any error of its reader
         raise LabError(f"{path} is damaged: it cannot be read. {RERUN}") from error
+
+
+def round_alignment(s: Tensor) -> Tensor:
+    """Return s rounded to multiples of 1/4096 in 16 bits, as float32, without negative zeros."""
+    return (s.float() * PACKED_LEVELS).round().div(PACKED_LEVELS).half().float() + 0.0
+
+
+def to_differences(s: Tensor) -> list[int]:
+    """Return rounded s in units of 1/4096, each value minus the one before: small integers compress well."""
+    levels = (s * PACKED_LEVELS).round().to(torch.int32)
+    differences: list[int] = torch.diff(levels, prepend=levels.new_zeros(1)).tolist()
+    return differences
+
+
+def from_differences(differences: Sequence[int]) -> Tensor:
+    """Return s, given what `to_differences` made of it."""
+    if not all(type(difference) is int for difference in differences):
+        raise ValueError("the differences of an alignment must be integers")
+    return torch.tensor(differences, dtype=torch.int64).cumsum(0).float() / PACKED_LEVELS
 
 
 # A trial can have 499,200 steps: 1 MB in 16 bits, for each of hundreds of networks. In steps of 1/128, which

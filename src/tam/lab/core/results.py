@@ -1,10 +1,10 @@
 """The results of runs, read once: from a run folder, a packed file, or a folder that holds a packed file.
 
 A packed file has one line of JSON per trial: key, config, result, metrics by column, scores, and s of every
-step in 16 bits. The first line has the schema, what was run, and the hardware. What is not finite is `null`.
+step as integers. The first line has the schema, what was run, and the hardware. What is not finite is `null`.
 
 Floats among the metrics have six significant digits; the figures of the result are exact. Older files have
-the metrics in full, and those that were measured in float32 in columns named after it.
+the metrics in full, and those that were measured in float32 in columns named after it; and s in 16 bits.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from tam.lab.core import store
-from tam.lab.core.alignment import read_alignment
+from tam.lab.core.alignment import from_differences, read_alignment, round_alignment, to_differences
 from tam.lab.core.config import CANONICAL_DEFAULTS, trial_key
 from tam.lab.core.errors import LabError
 
@@ -33,7 +33,7 @@ RUNS_FILE = "runs.json"  # what was run in a folder
 PACKED_FILE = "trials.jsonl.xz"
 TRIAL_NAME = "[0-9a-f]" * 12
 RUN_AGAIN = "Remove it and start the runs again. Finished trials are reused"
-SCHEMA = "tam-lab-results/1"
+SCHEMA, OLDER_SCHEMA = "tam-lab-results/2", "tam-lab-results/1"
 MAX_BYTES = 64 << 20  # of a packed file, expanded: it may come from somebody else
 MAX_MEMORY = 128 << 20  # of the decompressor
 
@@ -109,11 +109,6 @@ def _read_file(path: Path) -> dict[str, Any]:
         raise LabError(f"{path} is missing: remove the trial's folder, and it is run again") from error
 
 
-def round_alignment(s: Tensor) -> Tensor:
-    """Return s rounded to multiples of 1/4096 in 16 bits, as float32. Exact values take twice the space."""
-    return (s.float() * 4096).round().div(4096).half().float()
-
-
 @dataclass
 class Results:
     """Finished trials by key. A damaged one raises an error when it is asked for, and not before."""
@@ -175,8 +170,8 @@ def _read_packed(path: Path) -> Results:
     """Read a packed file. One that is damaged, too large or of another schema is refused."""
     try:
         header, *trials = map(json.loads, _expand(path).splitlines())
-        if not isinstance(header, dict) or header.get("schema") != SCHEMA:
-            raise ValueError(f"its schema is not {SCHEMA}")
+        if not isinstance(header, dict) or header.get("schema") not in (SCHEMA, OLDER_SCHEMA):
+            raise ValueError(f"its schema is neither {SCHEMA} nor {OLDER_SCHEMA}")
         records = {trial["key"]: _packed_record(trial) for trial in trials}
         if len(records) < len(trials):
             raise ValueError("it has a trial twice")
@@ -212,9 +207,11 @@ def _packed_record(line: Mapping[str, Any]) -> TrialRecord:
     record.alignment = None
     if "alignment" in line:
         content = bytearray(base64.b64decode(line["alignment"], validate=True))
-        record.alignment = torch.frombuffer(content, dtype=torch.float16).float()
-        if not bool((record.alignment.abs() <= 1).all()):
-            raise ValueError(f"the alignment of {line['key']} lies outside of [-1, 1]")
+        record.alignment = torch.frombuffer(content, dtype=torch.float16).float() + 0.0
+    elif "alignment_differences" in line:
+        record.alignment = from_differences(line["alignment_differences"])
+    if record.alignment is not None and not bool((record.alignment.abs() <= 1).all()):
+        raise ValueError(f"the alignment of {line['key']} lies outside of [-1, 1]")
     record.metrics = []
     columns = line["metrics"].items()  # `pack_metrics` says how they are written; older files have "float32"
     for name, column in sorted(columns, key=lambda item: "rows" in item[1]):  # whole columns first
@@ -256,7 +253,7 @@ def pack(sources: Sequence[Path], target: Path) -> int:
 
 
 def _json_line(content: Mapping[str, Any]) -> str:
-    return json.dumps(without_nan(content), allow_nan=False) + "\n"
+    return json.dumps(without_nan(content), allow_nan=False, separators=(",", ":")) + "\n"
 
 
 def unpack(source: Path, folder: Path) -> int:
@@ -301,7 +298,7 @@ def _packed_trial(record: TrialRecord) -> dict[str, Any]:
         "scores": record.scores,
     }  # fmt: skip
     if record.alignment is not None:
-        line["alignment"] = base64.b64encode(record.alignment.half().numpy().tobytes()).decode()
+        line["alignment_differences"] = to_differences(record.alignment)
     return {name: content for name, content in line.items() if content or name == "metrics"}
 
 
