@@ -86,7 +86,7 @@ def test_an_interrupted_population_ends_with_the_same_bits(tmp_path: Path) -> No
     interrupted = train(tmp_path / "parts", MIXED, 6)  # in the second epoch
     assert all(folder.checkpoint_epoch() == 1 for folder in interrupted)
     for ours, theirs in zip(train(tmp_path / "parts", MIXED), whole, strict=True):
-        assert facts(ours) == facts(theirs)  # with the digest of alignment.pt
+        assert facts(ours) == facts(theirs)  # with the digests of the files
         assert (ours.path / ALIGNMENT_FILE).stat().st_size < 4000  # of this run alone
 
 
@@ -115,7 +115,7 @@ def test_a_member_that_diverges_is_alone_in_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("key", ["V1", "V1n", "V6", "V3", "V4", "V4n"])
 def test_a_member_is_a_loop_with_an_optimizer_of_torch_or_the_library(key: str, tmp_path: Path) -> None:
-    """With its own seed, schedule and clipping, and weight decay on matrices alone."""
+    """With its own seed, schedule and clipping, weight decay on matrices alone, and its own records."""
     one = variant(key, seed=1)
     population = make_population(tmp_path, variant("V9"), one, variant("V10", seed=2))
     network, text = population.network, pretrain.read_bytes("generated", tmp_path, 16)["train"].long()
@@ -126,19 +126,27 @@ def test_a_member_is_a_loop_with_an_optimizer_of_torch_or_the_library(key: str, 
     ]
     options: dict[str, Any] = {"lr": 1.0, **one.options}
     optimizer = tam.AdaTAMW(groups, **options) if "bias_correction" in options else AdamW(groups, **options)
+    losses, norms = [], []
     for step, lr in enumerate(one.schedule().tolist()):
         starts = population.starts[1, step]
         x, y = (torch.stack([text[i + a : i + a + 16] for i in starts])[None] for a in (0, 1))
         optimizer.zero_grad()
-        network.losses([p[None] for p in params], x, y, torch.float32).sum().backward()
-        if not key.endswith("n"):
-            torch.nn.utils.clip_grad_norm_(params, 1.0)
+        loss = network.losses([p[None] for p in params], x, y, torch.float32).sum()
+        loss.backward()
+        losses.append(float(loss.detach()))
+        norms.append(float(torch.nn.utils.clip_grad_norm_(params, math.inf if key.endswith("n") else 1.0)))
         for group in optimizer.param_groups:
             group["lr"] = lr
         optimizer.step()
         population.step()
     for own, p in zip(population.stack.params, params, strict=True):
         torch.testing.assert_close(own[1], p, atol=2e-4, rtol=1e-3)
+    folder = TrialFolder(tmp_path, one)
+    folder.path.mkdir(parents=True)
+    population.finish(1, folder)
+    records = torch.load(folder.path / pretrain.STEPS_FILE, weights_only=True)
+    assert records["loss"].tolist() == pytest.approx(losses, rel=1e-3)
+    assert records["grad_norm"].tolist() == pytest.approx(norms, rel=1e-2)
 
 
 def test_runs_of_a_seed_share_start_and_batches(tmp_path: Path) -> None:

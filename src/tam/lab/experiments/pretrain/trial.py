@@ -34,6 +34,7 @@ EVALUATION_BATCH = 64
 TOKENS_AT_ONCE = {"tiny": 1 << 22, "4.9M": 9 << 16, "25M": 7 << 15}  # so they take about 60 GB of a GPU
 # Steps times runs: fewer take less time than compiling them.
 COMPILED_FROM = {"tiny": 50_000, "4.9M": 50_000, "25M": 10_000}
+STEPS_FILE = "steps.pt"  # loss and |g| of every step
 SAVE_EVERY = 600.0  # seconds, at least: a checkpoint of a population has gigabytes
 
 
@@ -351,20 +352,23 @@ class Population:
         self.stack.steps.copy_(state["steps"])
 
     def finish(self, index: int, folder: TrialFolder) -> dict[str, Any]:
-        """Write s of every step and tensor. Return the result."""
+        """Write loss, |g| and s of every step, s of every tensor. Return the result."""
         if not self._final_losses:
             self._final_losses["validation"] = self.evaluate(self.valid)
             if any(config.test for config in self.configs):
                 self._final_losses["test"] = self.evaluate(self.test)
         validation, s = self._final_losses["validation"][index], self.alignments[index]
-        loss = float(self.losses[index, -1])
+        # Copies: views would store all runs.
+        own = {"loss": self.losses[index].cpu().clone(), "grad_norm": self.grad_norms[index].cpu().clone()}
+        folder.write(STEPS_FILE, own)
+        loss = float(own["loss"][-1])
         is_finite = math.isfinite(validation) and math.isfinite(loss)
         settled = {}
         if self.has_alignment:
             quarter = self.steps // 4
             settled = {"settled_alignment": float(s[quarter : self.steps - quarter].float().mean())}
             if is_finite:
-                folder.write(ALIGNMENT_FILE, s.to("cpu", copy=True))  # a view would store all runs
+                folder.write(ALIGNMENT_FILE, s.cpu().clone())
         params = sum(math.prod(shape) for shape in self.network.shapes().values())
         test = {"test": self._final_losses["test"][index]} if self.configs[index].test else {}
         return {
