@@ -136,8 +136,8 @@ def warning_of_short_average(
     return (
         f"{name} with smoothing={smoothing:g} averages the cosine over about {steps[0]} steps, and with "
         f"{momentum_name}={momentum:g} the momentum over about {steps[1]}. The damping then follows each "
-        "oscillation: it weighs accelerating gradients more than braking ones, and training can "
-        f"diverge at learning rates where constant damping converges. Use smoothing={momentum:g} or more "
+        "oscillation: it weighs accelerating gradients more than braking ones. On quadratic losses TAM then "
+        f"diverges at learning rates where constant damping converges. Use smoothing={momentum:g} or more "
         "(docs/how-it-works/theory.md has the measurements), or smoothing=1 for constant damping"
     )
 
