@@ -111,7 +111,8 @@ COMPAT_VERSIONS := import platform as p, torch, triton; \
 compat: compat-oldest compat-newest
 
 compat-oldest: COMPAT = $(OLDEST_PYTHON) -m venv .compat/oldest
-compat-oldest: COMPAT_TORCH = torch==2.6.0
+# The interpreter of its triton fails with NumPy 2.4.
+compat-oldest: COMPAT_TORCH = torch==2.6.0 'numpy<2.4'
 compat-newest: COMPAT = $(NEWEST_PYTHON) -m venv .compat/newest
 compat-newest: COMPAT_TORCH = torch
 compat-oldest compat-newest: compat-%:
