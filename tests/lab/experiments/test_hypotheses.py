@@ -15,7 +15,7 @@ from tam.lab.core.plan import Plan
 from tam.lab.core.registry import get_experiment
 from tam.lab.core.results import Results, TrialRecord
 from tam.lab.core.study import Variant
-from tam.lab.experiments.pretrain.hypotheses import judge_hypotheses
+from tam.lab.experiments.pretrain.hypotheses import FirstStage, judge_hypotheses
 from tam.lab.experiments.sgd_ladder.hypotheses import COMPARED, NAMES, Network
 from tam.lab.experiments.sgd_ladder.studies import LOWEST_LR_MLP, LOWEST_LR_RESNET
 from tam.lab.report.hypotheses import Draws, Hypothesis
@@ -198,7 +198,45 @@ def test_restarts_that_always_diverge_do_not_help() -> None:
     assert not network.restarts_help().any() and network.octaves("S5", "S5c") == 0
 
 
+def test_the_sgd_side_alone_can_refute_h7() -> None:
+    plans = [make_filled_plan("sgd_ladder", name, made_up) for name in ("resnet", "mlp")]
+
+    def no_gain(variant: Variant, trial: TrialConfig) -> dict[str, float]:
+        return {"validation_loss": 1.5 + 0.1 * abs(rung_of(trial) - 3), "failed": False, "frozen_steps": 0}
+
+    assert judge(*plans)["H7"].verdict == "undecided" and judge(*plans)["H7"].missing == "first stage"
+    refuted = judge(make_filled_plan("sgd_ladder", "mlp", no_gain))["H7"]
+    assert (refuted.p, refuted.verdict, refuted.n) == (1.0, "does not hold", "4")
+
+
 # ---------------------------------------------------------------------- the others
+
+
+def gpt(lost: Callable[[str, int, int], bool]) -> list[Plan]:
+    """Return the first stage and its failures, with V4 and V9 like V1, of which some runs diverged."""
+
+    def fill(variant: Variant, trial: TrialConfig) -> dict[str, float]:
+        rung = round(2 * math.log2(trial.lr * (1 if trial.optimizer == "adamw" else 5) / 0.00035))
+        diverged = lost(variant.name, rung, trial.seed)
+        loss = 1.4 + 0.02 * (rung - 4) ** 2 + 0.001 * (trial.seed % 3)
+        return {"validation": math.nan if diverged else loss, "failed": diverged, "settled_alignment": 0.0}
+
+    return [make_filled_plan("pretrain", name, fill) for name in ("ladder", "failures")]
+
+
+@pytest.mark.parametrize("source", ["AdaTAMW per tensor", "soft restart"])
+@pytest.mark.parametrize("first_lost", [0, 8, 11])
+def test_controls_that_cannot_be_run_stop_no_verdict(source: str, first_lost: int) -> None:
+    """Their sources have diverged at the upper rungs, or at all."""
+    plans = gpt(lambda name, rung, seed: name == source and rung >= first_lost and seed < 100)
+    assert isinstance(plans[0], LadderPlan)
+    stage = FirstStage(plans[0])
+    assert len(stage.means("V1", "V4", "V6")[0]) == 12
+    assert len(stage.means("V4", "V5")[0]) == (12 if source == "soft restart" else first_lost)
+    found = judge(*plans)
+    assert all(found[number].p is not None for number in ("H1", "H3", "H7"))
+    assert found["H1"].verdict == "does not hold"  # V4 is V1, not shifted
+    assert found["H7"].verdict == "does not hold"
 
 
 def cold(variant: Variant, trial: TrialConfig) -> dict[str, float]:

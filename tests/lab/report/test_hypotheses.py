@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -9,7 +11,7 @@ from tam.lab.core import ladder
 from tam.lab.report.hypotheses import Draws, Hypothesis, decide, judge, knees
 
 
-def make(number: str, p: float | None, **fields: str) -> Hypothesis:
+def make(number: str, p: float | None, **fields: Any) -> Hypothesis:
     return Hypothesis(number=number, title="", statement="", p=p, **fields)
 
 
@@ -76,6 +78,10 @@ def test_later_runs_cannot_take_back_that_a_statement_holds() -> None:
     assert [one.verdict for one in before] == ["not tested", "undecided"]
     assert [one.verdict for one in after] == ["undecided", "undecided"]
     assert judge([make("A", None), make("B", 0.012)])[1].verdict == "holds"
+
+
+def test_the_correction_leaves_out_what_draws_do_not_decide() -> None:
+    assert judge([make("A", None, by_draws=False), make("B", 0.02)])[1].verdict == "holds"
 
 
 def test_a_share_at_a_limit_is_within_it() -> None:

@@ -6,17 +6,20 @@ is false.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tam.lab.core.study import Ladder
 from tam.lab.report.verdicts import FAILS, HOLDS, NOT_TESTED, UNDECIDED
 
 Array = NDArray[np.float64]
+Figures = Sequence[float] | Sequence[Sequence[float]]  # of the seeds of a rung; the first one is the loss
 DRAWS = 10_000
 LEVEL = 0.025
+EDGE = 1e-9  # relative: figures this close are equal
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,6 +35,7 @@ class Hypothesis:
         p: The share of draws in which it is false; None if it is not decided by draws.
         missing: Required runs that do not exist yet. Then p counts what exists: the statement can turn out
             to be false, but not true.
+        by_draws: Whether draws decide it.
         verdict: Empty until `judge` has decided it.
         why: A reason of a few words.
     """
@@ -43,6 +47,7 @@ class Hypothesis:
     n: str = ""
     p: float | None = None
     missing: str = ""
+    by_draws: bool = True
     verdict: str = ""
     why: str = ""
 
@@ -54,7 +59,7 @@ class Draws:
         self.count = count
         self._generator = np.random.default_rng(0)
 
-    def means(self, values: Sequence[Sequence[float] | Sequence[Sequence[float]]]) -> Array:
+    def means(self, values: Sequence[Figures]) -> Array:
         """Return the means of several groups of seeds: the measured ones first, then one row per draw.
 
         A seed can have several figures. They are drawn together, and are the last dimension of the means.
@@ -64,6 +69,34 @@ class Draws:
             places = self._generator.integers(0, len(group), (self.count, len(group)))
             columns.append(np.concatenate([group.mean(0)[None], group[places].mean(1)]))
         return np.stack(columns, 1)
+
+
+@dataclass(frozen=True)
+class DrawnLadder:
+    """What the draws say of a variant of a ladder. Row 0 is what was measured, each other one a draw."""
+
+    lrs: Array  # the rungs that have trials, by the baseline's lr
+    means: Array  # [rows, rungs]; [rows, rungs, figures] if a seed has several figures
+    lower_knee: Array
+    upper_knee: Array
+
+
+def draw_ladder(figures: Mapping[float, Figures], draws: Draws, rules: Ladder) -> DrawnLadder:
+    """Draw the seeds of a variant, given their figures by the baseline's lr, with capped losses.
+
+    Where all drawn trials of the best rung have failed, both knees are the lowest rung. So they are without
+    any rung: of a control whose sources have all diverged.
+    """
+    lrs = np.array(sorted(figures))
+    if not figures:
+        lowest = np.full(draws.count + 1, min(rules.variant(rules.baseline).lrs))
+        return DrawnLadder(lrs, np.empty((draws.count + 1, 0)), lowest, lowest)
+    means = draws.means([figures[lr] for lr in lrs])
+    losses = means if means.ndim == 2 else means[..., 0]
+    lower, upper = knees(losses, lrs, rules.tolerance)
+    # A failed trial counts as the cap. So all drawn ones have failed where the best mean is the cap.
+    has_no_best = losses.min(1) >= rules.cap * (1 - EDGE)
+    return DrawnLadder(lrs, means, *(np.where(has_no_best, lrs[0], knee) for knee in (lower, upper)))
 
 
 def knees(means: Array, lrs: Array, tolerance: float) -> tuple[Array, Array]:
@@ -98,9 +131,10 @@ def decide(hypothesis: Hypothesis, is_true: NDArray[np.bool_]) -> Hypothesis:
 def judge(hypotheses: Sequence[Hypothesis]) -> list[Hypothesis]:
     """Return the hypotheses with their verdicts, after Holm's correction.
 
-    Those that wait for runs count in the correction, so later runs cannot take back a "holds".
+    The correction counts all that draws decide. Those that wait for runs are among them, so later runs cannot
+    take back a "holds".
     """
-    open_ones = [one for one in hypotheses if not one.verdict]
+    open_ones = [one for one in hypotheses if one.by_draws and not one.verdict]
     complete = sorted((one.p, one.number) for one in open_ones if one.p is not None and not one.missing)
     holding = set()
     for rank, (p, number) in enumerate(complete):

@@ -5,19 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import reduce
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from tam.lab.core.ladder import cap_loss
+from tam.lab.core.ladder import EDGE, cap_loss
 from tam.lab.core.ladder_plan import LadderPlan
 from tam.lab.core.plan import Plan
+from tam.lab.core.study import Variant
 from tam.lab.core.toml import read_toml
 from tam.lab.experiments.pretrain.registered import FIRST_STAGE, variants
 from tam.lab.experiments.sgd_ladder.hypotheses import Network, both
-from tam.lab.report.hypotheses import Array, Draws, Hypothesis, decide, judge, knees
+from tam.lab.report.hypotheses import Array, Draws, Hypothesis, decide, draw_ladder, judge, knees
 from tam.lab.report.verdicts import FAILS, HOLDS
 
 Plans = Mapping[tuple[str, str, str], Plan]  # by experiment, preset and study
@@ -46,9 +48,9 @@ def judge_hypotheses(plans: Plans) -> list[Hypothesis]:
     ladders = {key: plan for key, plan in complete.items() if isinstance(plan, LadderPlan)}
     results = dict(STATEMENTS)
     first, failures = ladders.get(("pretrain", "ladder")), complete.get(("pretrain", "failures"))
-    if first is not None:
-        stage = FirstStage(first)
-        results |= {"H1": stage.shift(), "H2": stage.clipping(), "H7": stage.soft_restart()}
+    stage = None if first is None else FirstStage(first)
+    if stage is not None:
+        results |= {"H1": stage.shift(), "H2": stage.clipping()}
         if failures is not None:
             results["H3"] = stage.schedule(failures)
     if (best := complete.get(("pretrain", "best"))) is not None:
@@ -56,13 +58,14 @@ def judge_hypotheses(plans: Plans) -> list[Hypothesis]:
     if (cold := complete.get(("pretrain", "warmup-0"))) is not None:
         results["H4"] = cold_start(cold)
     sgd_plans = {name: ladders.get(("sgd_ladder", name)) for name in ("resnet", "mlp")}
-    missing = ", ".join(name for name, plan in sgd_plans.items() if plan is None)
+    missing = [name for name, plan in sgd_plans.items() if plan is None]
     draws = Draws()
     sgd_side = [Network(plan, draws) for plan in sgd_plans.values() if plan is not None]
     if sgd_side:
-        results["H5"] = replace(pumping(sgd_side), missing=missing)
-    if results["H7"].p is not None:
-        results["H7"] = replace(with_sgd_side(results["H7"], sgd_side), missing=missing)
+        results["H5"] = replace(pumping(sgd_side), missing=", ".join(missing))
+    if stage is not None or sgd_side:
+        missing = ["first stage"] * (stage is None) + missing
+        results["H7"] = replace(soft_restart(stage, sgd_side), missing=", ".join(missing))
     if own := [plan for (experiment, _), plan in ladders.items() if experiment == "pretrain"]:
         results["H8"] = instrument(own)
     return judge([results[number] for number in STATEMENTS])
@@ -72,21 +75,34 @@ class FirstStage:
     """The means of the first stage, as measured and in every draw."""
 
     def __init__(self, plan: LadderPlan) -> None:
-        self.plan, draws = plan, Draws()
+        draws = Draws()
         self.n = str(len(plan.study.seeds))
-        by_variant = {one.name: plan.losses(one) for one in plan.study.variants}
-        self.lrs = np.array(sorted(by_variant["AdamW"]))
-        self.means: dict[str, Array] = {
-            number: draws.means([losses for _, losses in sorted(by_variant[NAMES[number]].items())])
-            for number in NAMES
-            if NAMES[number] in by_variant
+        by_name = {one.name: one for one in plan.study.variants}
+        self.drawn = {
+            number: draw_ladder(plan.losses(by_name[name]), draws, plan.rules)
+            for number, name in NAMES.items()
+            if name in by_name
         }
-        tolerance = FIRST_STAGE.tolerance
-        self.knees = {number: knees(means, self.lrs, tolerance) for number, means in self.means.items()}
+
+    def knees(self, number: str) -> tuple[Array, Array]:
+        return self.drawn[number].lower_knee, self.drawn[number].upper_knee
+
+    def means(self, *numbers: str) -> tuple[Array, ...]:
+        """Return the rungs that all these variants have, as AdamW's lrs, and the means of each there."""
+        lrs = self.drawn["V1"].lrs  # those of others are a little off, by rounding
+        places = [
+            np.searchsorted(lrs * (1 - EDGE), self.drawn[number].lrs, side="right") - 1 for number in numbers
+        ]
+        common = reduce(np.intersect1d, places)
+        means = (
+            self.drawn[number].means[:, np.searchsorted(own, common)]
+            for number, own in zip(numbers, places, strict=True)
+        )
+        return lrs[common], *means
 
     def shift(self) -> Hypothesis:
         """H1: V4 is V1 at other learning rates, with the same width."""
-        (low, high), (low4, high4) = self.knees["V1"], self.knees["V4"]
+        (low, high), (low4, high4) = self.knees("V1"), self.knees("V4")
         shift = np.sqrt(low4 / low * high4 / high)
         octaves = np.log2(high4 / low4) - np.log2(high / low)
         is_true = (shift >= 1.2) & (shift <= 1.8) & (np.abs(octaves) < 0.25)
@@ -97,15 +113,14 @@ class FirstStage:
 
     def clipping(self) -> Hypothesis:
         """H2: clipping closes what AdaTAMW gains without it."""
-        _, knee = self.knees["V1n"]
-        gap = self.means["V1n"] - self.means["V4n"]
-        counts = (self.lrs <= 2 * knee[:, None]) & (gap > GAP)
-        closed = (self.means["V1n"] - self.means["V1"]) / np.where(counts, gap, np.inf)
+        _, knee = self.knees("V1n")
+        lrs, clipped, unclipped, unclipped4 = self.means("V1", "V1n", "V4n")
+        gap = unclipped - unclipped4
+        counts = (lrs <= 2 * knee[:, None]) & (gap > GAP)
+        closed = (unclipped - clipped) / np.where(counts, gap, np.inf)
         is_true = np.asarray((~counts | (closed >= CLOSED)).all(1))
-        below = self.lrs <= 2 * knee[0]
-        figure = (
-            f"AdaTAMW's largest gain without clipping, up to twice AdamW's knee: {gap[0, below].max():.3f}"
-        )
+        largest = gap[0, lrs <= 2 * knee[0]].max()
+        figure = f"AdaTAMW's largest gain without clipping, up to twice AdamW's knee: {largest:.3f} nats"
         one = replace(STATEMENTS["H2"], figure=figure, n=self.n)
         if not counts[0].any():
             return replace(one, verdict=NO_GAP, why=f"No gap above {GAP} to close")
@@ -113,35 +128,33 @@ class FirstStage:
 
     def schedule(self, failures: Plan) -> Hypothesis:
         """H3: a schedule without feedback does the same."""
-        low, high = self.knees["V4"]
-        inside = (self.lrs > low[:, None]) & (self.lrs < high[:, None])
-        differences = {number: self.means[number] - self.means["V4"] for number in ("V5", "V6")}
-        is_true = np.ones(len(low), dtype=bool)
-        for difference in differences.values():
-            is_true &= (~inside | (np.abs(difference) < SCHEDULE)).all(1)
+        low, high = self.knees("V4")
+        is_true, largest = np.ones(len(low), dtype=bool), {}
+        for number in ("V5", "V6"):
+            lrs, own, feedback = self.means(number, "V4")
+            inside = (lrs > low[:, None]) & (lrs < high[:, None])
+            is_true &= (~inside | (np.abs(own - feedback) < SCHEDULE)).all(1)
+            largest[number] = max((own - feedback)[0, inside[0]], key=abs, default=math.nan)
         rates, draws = {}, Draws()
         for outcome in failures.outcomes():
             failed = [float(record.result["failed"]) for record in outcome.records.values()]
             rates[outcome.variant.name] = draws.means([failed])[:, 0]
         for number in ("V5", "V6"):
             is_true &= np.abs(rates[NAMES[number]] - rates[NAMES["V4"]]) < FAILURES
-        largest = {
-            number: difference[0][inside[0]][np.abs(difference[0][inside[0]]).argmax()]
-            for number, difference in differences.items()
-        }
         failed_runs = ", ".join(f"{100 * rate[0]:.0f} %" for rate in rates.values())
         figure = (
-            f"largest differences between the knees: another seed's damping {largest['V5']:+.3f}, "
-            f"lowered schedule {largest['V6']:+.3f}; failed runs of the three: {failed_runs}"
+            "loss minus AdaTAMW's, the largest between the knees: another seed's damping "
+            f"{largest['V5']:+.3f}, lowered schedule {largest['V6']:+.3f} nats; failed runs of the three: "
+            f"{failed_runs}"
         )
         return decide(replace(STATEMENTS["H3"], figure=figure, n=f"{self.n}, 32"), is_true)
 
     def soft_restart(self) -> Hypothesis:
-        """H7: soft restarts tolerate larger learning rates than a constant momentum."""
-        octaves = np.log2(self.knees["V9"][1] / self.knees["V9c"][1])
-        best = {number: float(self.means[number][0].min()) for number in ("V9", "V9c")}
-        knee = f"upper knee {_interval(octaves, '+.2f')} octaves"
-        figure = f"{knee}; best loss {best['V9']:.3f}, control {best['V9c']:.3f}"
+        """H7 in the first stage."""
+        octaves = np.log2(self.knees("V9")[1] / self.knees("V9c")[1])
+        losses = (self.drawn[number].means[0].min(initial=math.inf) for number in ("V9", "V9c"))
+        own, control = (f"{loss:.3f}" if math.isfinite(loss) else "not run" for loss in losses)
+        figure = f"upper knee {_interval(octaves, '+.2f')} octaves; best loss {own} nats, control {control}"
         return decide(replace(STATEMENTS["H7"], figure=figure, n=self.n), octaves >= 0.25)
 
 
@@ -175,40 +188,56 @@ def pumping(networks: Sequence[Network]) -> Hypothesis:
     return decide(one, both([network.pumps() & network.frozen for network in networks]))
 
 
-def with_sgd_side(one: Hypothesis, networks: Sequence[Network]) -> Hypothesis:
-    """H7 on both sides: its p is the larger one."""
-    if not networks:
-        return one
-    sgd = decide(one, both([network.restarts_help() for network in networks]))
-    octaves = ", ".join(
-        f"{network.plan.study.name} {network.octaves('S5', 'S5c'):+.2f}" for network in networks
-    )
-    assert one.p is not None and sgd.p is not None
-    return replace(one, figure=f"{one.figure}; with SGD, upper knee: {octaves} octaves", p=max(one.p, sgd.p))
+def soft_restart(stage: FirstStage | None, networks: Sequence[Network]) -> Hypothesis:
+    """H7: soft restarts tolerate larger learning rates than a constant momentum, on both sides."""
+    sides = [] if stage is None else [stage.soft_restart()]
+    if networks:
+        octaves = ", ".join(
+            f"{network.plan.study.name} {network.octaves('S5', 'S5c'):+.2f}" for network in networks
+        )
+        figure, n = f"with SGD, upper knee: {octaves} octaves", str(len(networks[0].plan.study.seeds))
+        one = replace(STATEMENTS["H7"], figure=figure, n=n)
+        sides.append(decide(one, both([network.restarts_help() for network in networks])))
+    figures, sizes = "; ".join(one.figure for one in sides), ", ".join(one.n for one in sides)
+    return replace(sides[0], figure=figures, n=sizes, p=max(one.p for one in sides if one.p is not None))
+
+
+class SettledAlignment(NamedTuple):
+    """The settled s of a variant of a ladder, a mean over its seeds."""
+
+    by_rung: list[float]
+    at_best: float  # at the rung with the lowest mean loss
+    at_twice_knee: float  # interpolated at twice the upper knee
+
+
+def settled_alignment(plan: LadderPlan, variant: Variant) -> SettledAlignment:
+    s = {
+        plan.effective_lr(variant, lr): fmean(r.result["settled_alignment"] for r in records.values())
+        for lr, records in plan.ladder(variant).items()
+    }
+    means = np.array([[fmean(losses) for _, losses in sorted(plan.losses(variant).items())]])
+    lrs = np.array(sorted(s))
+    knee = float(knees(means, lrs, plan.rules.tolerance)[1][0])
+    by_rung = [s[lr] for lr in lrs]
+    at_twice_knee = float(np.interp(np.log(2 * knee), np.log(lrs), by_rung))
+    return SettledAlignment(by_rung, by_rung[int(means[0].argmin())], at_twice_knee)
 
 
 def instrument(plans: list[LadderPlan]) -> Hypothesis:
     """H8: s tells how near the learning rate is to its limit. Controls have the s of another run."""
-    at_best, at_twice = [], []
-    for plan in plans:
-        for variant in (one for one in plan.study.variants if one.damping is None):
-            rungs = plan.ladder(variant)
-            s = {
-                plan.effective_lr(variant, lr): fmean(r.result["settled_alignment"] for r in records.values())
-                for lr, records in rungs.items()
-            }
-            means = np.array([[fmean(losses) for _, losses in sorted(plan.losses(variant).items())]])
-            lrs = np.array(sorted(s))
-            knee = float(knees(means, lrs, FIRST_STAGE.tolerance)[1][0])
-            values = [s[lr] for lr in lrs]
-            at_best.append(values[int(means[0].argmin())])
-            at_twice.append(float(np.interp(np.log(2 * knee), np.log(lrs), values)))
+    settled = [
+        settled_alignment(plan, variant)
+        for plan in plans
+        for variant in plan.study.variants
+        if variant.damping is None
+    ]
+    at_best, at_twice = [one.at_best for one in settled], [one.at_twice_knee for one in settled]
     middle = fmean(at_best)
     spread = max(abs(value - middle) for value in at_best)
     outside = [abs(value - middle) > BAND for value in at_twice]
     figure = (
-        f"s at the best rung: {min(at_best):+.2f} to {max(at_best):+.2f}; "
-        f"more than {BAND} from their mean at twice the knee: {sum(outside)} of {len(outside)} variants"
+        f"s at the best rung: {min(at_best):+.2f} to {max(at_best):+.2f}, mean {middle:+.2f}; at twice the "
+        f"knee, more than {BAND} from that mean: {sum(outside)} of {len(outside)} variants"
     )
     holds = spread <= BAND and all(outside)
     why = "s differs between variants" if spread > BAND else "" if holds else "s does not leave the band"

@@ -12,13 +12,12 @@ from numpy.typing import NDArray
 from tam.lab.core.ladder_plan import LadderPlan
 from tam.lab.core.results import TrialRecord
 from tam.lab.experiments.sgd_ladder.studies import variants
-from tam.lab.report.hypotheses import Array, Draws, knees
+from tam.lab.report.hypotheses import EDGE, Array, Draws, draw_ladder
 
 NAMES = {number: variant.name for number, variant in variants((1.0,)).items()}  # of S1, S1n ...
 COMPARED = ("S1n", "S2n", "S3n", "S4", "S5", "S5c")
 QUARTER_OCTAVE = 2**0.25
 FROZEN_STEPS, FROZEN_SHARE = 50, 0.2
-EDGE = 1e-9  # relative: a knee this close to a rung is at it
 Truth = NDArray[np.bool_]  # of a statement: for the measured means, then for every draw
 Figures = list[tuple[float, float]]  # of a trial: its loss, and whether it froze
 
@@ -37,18 +36,10 @@ class Network:
     def _add_variant(self, number: str, draws: Draws) -> None:
         """Draw the seeds of a variant at all its rungs."""
         figures = self._figures(number)
-        if not figures:  # of a control whose sources all diverged: as if all its trials had failed
-            lowest = min(self.plan.study.variants[0].lrs)
-            self.knees[number] = np.full(draws.count + 1, lowest)
-            return
-        lrs, cap = np.array([*figures]), self.plan.rules.cap
-        means = draws.means([*figures.values()])
-        upper = knees(means[..., 0], lrs, self.plan.rules.tolerance)[1]
-        # A failed trial counts as the cap. So all drawn ones have failed where the best mean is the cap.
-        has_no_best = means[..., 0].min(1) >= cap * (1 - EDGE)
-        self.knees[number] = np.where(has_no_best, lrs[0], upper)
+        drawn = draw_ladder(figures, draws, self.plan.rules)
+        self.knees[number] = drawn.upper_knee
         if number == "S4":
-            self._count_frozen(figures, means[..., 1])
+            self._count_frozen(figures, drawn.means[..., 1])
 
     def _figures(self, number: str) -> dict[float, Figures]:
         """Return the figures of a variant's trials by SGDM's lr. The stop rule's count as the cap."""
