@@ -104,7 +104,7 @@ def test_a_packed_file_gives_what_the_folder_gives(folder: Path, tmp_path: Path)
         assert selections_of(load_existing_results(path)) == [replace(SELECTION, tuning_seeds=1)]
 
 
-@given(st.lists(st.floats(-1, 1, width=32)))
+@given(st.lists(st.floats(-1, 1, width=32), min_size=1))
 def test_s_comes_back_as_it_was_rounded(values: list[float]) -> None:
     s = round_alignment(torch.tensor(values))
     assert from_differences(to_differences(s)).tolist() == s.tolist()
@@ -181,8 +181,43 @@ def test_sources_that_disagree_are_refused(folder: Path, tmp_path: Path) -> None
     shutil.copytree(folder, other)
     path = next(path for path in other.glob("trials/*/result.json") if '"loss": 0.1' in path.read_text())
     path.write_text(path.read_text().replace('"loss": 0.1', '"loss": 0.2'))
-    with pytest.raises(LabError, match=f"{path.parent.name} with another result"):
+    with pytest.raises(LabError, match=f"different results of the same trial, {path.parent.name}"):
         pack([folder, other], tmp_path / "a.xz")
+    assert not (tmp_path / "a.xz").exists()
+
+
+def test_copies_that_differ_in_time_alone_or_lack_scores_become_one(folder: Path, tmp_path: Path) -> None:
+    slower, packed, merged = tmp_path / "slower", tmp_path / "a.xz", tmp_path / "b.xz"
+    shutil.copytree(folder, slower)
+    shutil.rmtree(slower / "trials" / trial_key(TRIALS[0][0]) / "mteb")
+    for path in slower.glob("trials/*/result.json"):
+        path.write_text(path.read_text().replace('"seconds": 1.5', '"seconds": 1.6'))
+    pack([slower], packed)
+    for sources in ([packed, folder], [folder, packed], [packed, slower, folder]):
+        assert pack(sources, merged) == 3
+        record = load_results(merged).get(trial_key(TRIALS[0][0]))
+        assert record is not None and record.scores["SciFact"]["score"] == 21.5
+
+
+def test_metrics_that_only_later_epochs_have_are_packed_the_same_twice(tmp_path: Path) -> None:
+    root, first, again = tmp_path / "run", tmp_path / "a.xz", tmp_path / "b.xz"
+    remember_selection(SELECTION, root)
+    trial = TrialFolder(root, TRIALS[0][0])
+    with trial.at_work():
+        for row in ({"epoch": 1, "loss": 0.5}, {"epoch": 2, "dip": 0.5, "loss": 0.4}):
+            trial.log(row)
+        trial.finish(TRIALS[0][2], 1.5, CPU)
+    pack([root], first)
+    pack([first, root], again)
+    assert again.read_bytes() == first.read_bytes()
+
+
+def test_what_nothing_could_read_is_not_packed(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(results, "MAX_BYTES", 1000)
+    with pytest.raises(LabError, match="pack fewer folders into one file"):
+        pack([folder], tmp_path / "a.xz")
     assert not (tmp_path / "a.xz").exists()
 
 
@@ -257,8 +292,9 @@ def test_a_file_that_is_none_of_ours_is_refused(folder: Path, tmp_path: Path) ->
         edited(packed, result={"diverged": "no"}), edited(packed, metrics=[1]),
         edited(packed, metrics={"loss": {"values": [1.0], "rows": [0, 1]}}),
         edited(packed, alignment="AAAA//8="), edited(packed, alignment="AHwAfA=="),
-        edited(packed, alignment_differences=[4097]), edited(packed, alignment_differences=[[1], [2]]),
-        edited(packed, alignment_differences=[0.5]), edited(packed, alignment_differences=[2**80]),
+        edited(packed, alignment_differences=[5000]), edited(packed, alignment_differences=[[1], [2]]),
+        edited(packed, alignment_differences=[0.5]), edited(packed, alignment_differences=[]),
+        edited(packed, alignment_differences=[2**80]),
         edited(packed, metrics={"loss": {"values": [1.0], "rows": [10**12]}}),
         edited(packed, metrics={"epoch": {"values": [1, 2]}, "loss": {"values": [1.0], "rows": [-1]}}),
         content + content, content + b"more", twice(packed),

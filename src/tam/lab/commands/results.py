@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -60,6 +61,7 @@ def pack_results(
     if out.suffix != ".xz":
         raise LabError(f"--out must end in .xz, got {out}")
     check_writable(out)
+    print("Packing. Long runs take a minute or two.", file=sys.stderr)
     print(f"{out}: {pack(results, out)} trials")
 
 

@@ -44,7 +44,11 @@ def read_alignment(path: Path, result: Mapping[str, Any] | None = None) -> Tenso
 
 
 def round_alignment(s: Tensor) -> Tensor:
-    """Return s rounded to multiples of 1/4096 in 16 bits, as float32, without negative zeros."""
+    """Return s rounded to multiples of 1/4096, as float32.
+
+    From 1/2 on, only every second multiple is used: older packed files have s in 16 bits, and copies in both
+    forms must be equal. So there are no negative zeros, either.
+    """
     return (s.float() * PACKED_LEVELS).round().div(PACKED_LEVELS).half().float() + 0.0
 
 
@@ -57,9 +61,9 @@ def to_differences(s: Tensor) -> list[int]:
 
 def from_differences(differences: Sequence[int]) -> Tensor:
     """Return s, given what `to_differences` made of it."""
-    if not all(type(difference) is int for difference in differences):
-        raise ValueError("the differences of an alignment must be integers")
-    return torch.tensor(differences, dtype=torch.int64).cumsum(0).float() / PACKED_LEVELS
+    if not differences or not all(type(difference) is int for difference in differences):
+        raise ValueError("the differences of an alignment must be integers, one per step")
+    return round_alignment(torch.tensor(differences, dtype=torch.int64).cumsum(0) / PACKED_LEVELS)
 
 
 # A trial can have 499,200 steps: 1 MB in 16 bits, for each of hundreds of networks. In steps of 1/128, which

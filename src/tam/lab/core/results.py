@@ -226,10 +226,41 @@ def _packed_record(line: Mapping[str, Any]) -> TrialRecord:
     return record
 
 
+def add_record(results: Results, origins: dict[str, Path], record: TrialRecord, source: Path) -> None:
+    """Add a trial. Copies must have the same figures; if one lacks a file, the fuller one is kept.
+
+    Raises:
+        LabError: If another source, noted in `origins`, has the trial with other figures.
+    """
+    known = results.records.get(record.key)
+    if known is not None:
+        before, after = _figures(known), _figures(record)
+        if any(before[name] != after[name] for name in before if before[name] and after[name]):
+            raise LabError(
+                f"{origins[record.key]} and {source} have different results of the same trial, {record.key}: "
+                "leave one of them out"
+            )
+        if sum(map(bool, after.values())) <= sum(map(bool, before.values())):
+            return
+    results.records[record.key], origins[record.key] = record, source
+
+
+def _figures(record: TrialRecord) -> dict[str, str]:
+    """Return what two copies of a trial must share: everything but time, machine, files and settings.
+
+    A packed copy has the metrics rounded, so they are compared as they would be packed.
+    """
+    left_out = ("timing", "machine", "files", "settings")
+    result = {key: value for key, value in record.stored_result.items() if key not in left_out}
+    s = [] if record.alignment is None else record.alignment.tolist()
+    metrics = pack_metrics(record.metrics)
+    contents = {"result": result, "metrics": metrics, "scores": record.scores, "alignment": s}
+    return {k: json.dumps(without_nan(v), sort_keys=True) if v else "" for k, v in contents.items()}
+
+
 def pack(sources: Sequence[Path], target: Path) -> int:
     """Write the finished trials of run folders and packed files to one file. Return their number."""
-    trials: dict[str, str] = {}
-    machines: set[str] = set()
+    merged, origins = Results(), dict[str, Path]()
     selections: list[dict[str, Any]] = []
     for source in sources:
         results = load_existing_results(source)
@@ -239,17 +270,19 @@ def pack(sources: Sequence[Path], target: Path) -> int:
             raise LabError(f"{source} holds no finished trial")
         selections += [one for one in results.stored_selections if one not in selections]
         for record in results:
-            line = _json_line(_packed_trial(record))
-            if trials.setdefault(record.key, line) != line:
-                raise LabError(
-                    f"{source} holds the trial {record.key} with another result than the sources before it"
-                )
-            machines.add(json.dumps(record.stored_result["machine"], sort_keys=True))
+            add_record(merged, origins, record, source)
+    records = [merged.records[key] for key in sorted(merged.records)]
+    machines = {json.dumps(record.stored_result["machine"], sort_keys=True) for record in records}
     hardware = [json.loads(machine) for machine in sorted(machines)]
     header = {"schema": SCHEMA, "selections": selections, "hardware": hardware}
-    text = "".join([_json_line(header), *(trials[key] for key in sorted(trials))])
-    store.write_whole(target, lzma.compress(text.encode(), preset=9 | lzma.PRESET_EXTREME))
-    return len(trials)
+    content = "".join([_json_line(header), *(_json_line(_packed_trial(one)) for one in records)]).encode()
+    if len(content) > MAX_BYTES:
+        raise LabError(
+            f"{target} would expand to more than {MAX_BYTES >> 20} MiB, which is refused when it is read: "
+            "pack fewer folders into one file"
+        )
+    store.write_whole(target, lzma.compress(content, preset=9 | lzma.PRESET_EXTREME))
+    return len(records)
 
 
 def _json_line(content: Mapping[str, Any]) -> str:
@@ -305,7 +338,8 @@ def _packed_trial(record: TrialRecord) -> dict[str, Any]:
 def pack_metrics(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the metrics by name, floats with six significant digits.
 
-    "rows" are the numbers of the rows that have the metric, if not all do.
+    "rows" are the numbers of the rows that have the metric, if not all do. Such columns come last, as they
+    do when they are read again.
     """
     columns: dict[str, Any] = {}
     for name in dict.fromkeys(name for row in rows for name in row):
@@ -313,7 +347,7 @@ def pack_metrics(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         columns[name] = {"values": [_round_floats(rows[i][name]) for i in numbers]}
         if len(numbers) < len(rows):
             columns[name]["rows"] = numbers
-    return columns
+    return dict(sorted(columns.items(), key=lambda item: "rows" in item[1]))
 
 
 def _round_floats(value: Any) -> Any:

@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from tam.lab.core.errors import LabError
 from tam.lab.core.plan import SAME_AS_BASELINE, Outcome, Plan
-from tam.lab.core.results import (
-    PACKED_FILE,
-    RUNS_FILE,
-    Results,
-    TrialRecord,
-    load_existing_results,
-    pack_metrics,
-    without_nan,
-)
+from tam.lab.core.results import PACKED_FILE, RUNS_FILE, Results, add_record, load_existing_results
 from tam.lab.core.selection import select_plans, selections_of
 from tam.lab.report.claims import Part
 from tam.lab.report.sections import section_anchor
@@ -100,7 +90,7 @@ def load_evidence(paths: Sequence[Path]) -> Evidence:
         selections += selections_of(results)
         evidence.damaged += [str(error) for error in results.damaged.values()]
         for record in results:
-            _add(evidence, record, source)
+            add_record(evidence.results, evidence.origins, record, source)
     for selection in sorted(selections, key=lambda one: one.controls):  # more variants last
         whole = replace(selection, variants=(), seeds=None)
         for plan in select_plans(whole, evidence.results):
@@ -117,32 +107,6 @@ def find_results(path: Path) -> list[Path]:
         if packed:
             return packed
     return [path]
-
-
-def _add(evidence: Evidence, record: TrialRecord, source: Path) -> None:
-    """Add a trial. Two copies must have the same figures; if one lacks a file, the fuller one is kept."""
-    known = evidence.results.records.get(record.key)
-    if known is not None:
-        before, after = _figures(known), _figures(record)
-        if any(before[name] != after[name] for name in before if before[name] and after[name]):
-            both = f"{evidence.origins[record.key]} and {source}"
-            raise LabError(f"{both} have different results of the same trial, {record.key}")
-        if sum(map(bool, after.values())) <= sum(map(bool, before.values())):
-            return
-    evidence.results.records[record.key], evidence.origins[record.key] = record, source
-
-
-def _figures(record: TrialRecord) -> dict[str, str]:
-    """Return what two copies of a trial must share: everything but time, machine, files and settings.
-
-    A packed copy has the metrics rounded, so they are compared as they would be packed.
-    """
-    left_out = ("timing", "machine", "files", "settings")
-    result = {key: value for key, value in record.stored_result.items() if key not in left_out}
-    s = [] if record.alignment is None else record.alignment.tolist()
-    metrics = pack_metrics(record.metrics)
-    contents = {"result": result, "metrics": metrics, "scores": record.scores, "alignment": s}
-    return {k: json.dumps(without_nan(v), sort_keys=True) if v else "" for k, v in contents.items()}
 
 
 def _size(plan: Plan) -> int:
