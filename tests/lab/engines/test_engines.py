@@ -228,6 +228,23 @@ def test_a_trial_that_kills_its_process_does_not_fail_those_beside_it(tmp_path: 
         assert folder.read_result() is not None
 
 
+@pytest.mark.parametrize(
+    ("running", "deaths", "number"),
+    [
+        ({0: ["b", "c"], 1: ["d"]}, {}, 1),
+        ({0: ["b", "c", "d"], 1: ["e", "f", "g"]}, {}, None),
+        ({0: ["b"], 1: ["c", "d"]}, {"b": 2}, 1),  # a last attempt leaves the other process its places
+        ({0: ["b"], 1: ["c", "d"]}, {"a": 2}, None),
+        ({0: ["b"], 1: []}, {"a": 2, "b": 2}, 1),
+        ({0: ["b"], 1: ["c", "d"]}, {"a": 1, "b": 1}, 0),
+    ],
+)
+def test_the_process_that_takes_a_trial(
+    running: dict[int, list[str]], deaths: dict[str, int], number: int | None
+) -> None:
+    assert local.choose_process(running, "a", deaths, limit=3) == number
+
+
 def test_processes_end_with_a_parent_that_is_killed(tmp_path: Path) -> None:
     code = (
         "from tests.lab.engines.test_engines import LocalEngine, RunLocation, jobs\n"

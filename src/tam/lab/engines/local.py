@@ -8,7 +8,7 @@ import signal
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
 from multiprocessing.connection import Connection, wait
 from pickle import UnpicklingError
@@ -21,6 +21,22 @@ from tam.lab.engines.events import EventHandler, Job, RunLocation, TrialEnded, T
 from tam.lab.engines.worker import ATTEMPTS, run_jobs
 
 SHUTDOWN_SECONDS = 10.0  # that processes have to end when they are asked to
+
+
+def choose_process(
+    running: Mapping[int, Collection[str]], key: str, death_counts: Mapping[str, int], limit: int
+) -> int | None:
+    """Return which process takes a trial, given the keys that each one runs. None if all are full.
+
+    A last attempt runs alone: trials of one process share its death.
+    """
+
+    def has_room(keys: Collection[str]) -> bool:
+        is_alone = any(death_counts.get(one) == ATTEMPTS - 1 for one in (key, *keys))
+        return not keys or (len(keys) < limit and not is_alone)
+
+    able = [number for number, keys in running.items() if has_room(keys)]
+    return min(able, key=lambda number: len(running[number]), default=None)
 
 
 class LocalEngine:
@@ -91,12 +107,11 @@ class LocalEngine:
         self.processes[number], self.pipes[number], self.running[number] = process, ours, {}
 
     def _assign_jobs(self, waiting: list[Job]) -> None:
-        """Send jobs to the processes with the fewest. A last attempt runs alone: neighbours share a death."""
+        """Send jobs to the processes with room for them."""
+        limit = self.location.trials_per_process
         while waiting:
-            number = min(self.running, key=lambda n: len(self.running[n]))
-            keys = waiting[-1].key, *self.running[number]
-            is_alone = any(self.death_counts[key] == ATTEMPTS - 1 for key in keys)
-            if len(self.running[number]) >= (1 if is_alone else self.location.trials_per_process):
+            number = choose_process(self.running, waiting[-1].key, self.death_counts, limit)
+            if number is None:
                 return
             job = waiting.pop()
             self.running[number][job.key] = job
