@@ -182,4 +182,8 @@ def test_data_check_and_get(tmp_path: Path) -> None:
         path.parent.mkdir(exist_ok=True)
         path.touch()
     code, output = tam_lab("data", "check", "wikitext-2", "--data", tmp_path)
+    assert code == 1 and "wiki.train.tokens is empty" in output
+    for path in (tmp_path / "wikitext-2").iterdir():
+        path.write_text("a b c\n")
+    code, output = tam_lab("data", "check", "wikitext-2", "--data", tmp_path)
     assert code == 0 and "neither size nor md5 is known for" in output

@@ -116,7 +116,9 @@ def check(name: str, layout: Layout, folder: Path) -> None:
         path, problem = folder.resolve() / file.path, ""
         try:
             size = path.stat().st_size
-            if file.size is not None and size != file.size:
+            if size == 0 and path.is_file():
+                problem = "is empty"
+            elif file.size is not None and size != file.size:
                 problem = f"has {size} bytes instead of {file.size}"
             elif file.md5 is not None and md5_of(path) != file.md5:
                 problem = f"is damaged or not the official file: its md5 is not {file.md5}"
