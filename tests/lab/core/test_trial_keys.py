@@ -14,6 +14,7 @@ from tam.lab.core import config
 from tam.lab.core.registry import get_experiment
 from tam.lab.core.results import PACKED_FILE, load_results
 from tam.lab.experiments.images import trial as images
+from tam.lab.optimizers import rule_of
 from tam.lab.optimizers.rule import Rule
 
 RESULTS = Path(__file__).parents[3] / "results"
@@ -98,20 +99,41 @@ DEFAULTS: dict[str, dict[str, Any]] = {
     "adatam": ADATAM,
     "adatamw": {**ADATAM, "weight_decay": 0.01},
 }
+BOUNDS = {"min_damping": 0.0, "max_damping": 1.0, "soft_restart": False}
+STUDIED: dict[str, dict[str, Any]] = {  # on 2026-11-19
+    "tam-variant": {
+        "momentum": 0.9, "smoothing": 0.9, "floor": 1e-8, "scope": "global", "gain": 1.0, "capturable": True,
+        "weight_decay": 0.0, **BOUNDS,
+    },
+    "adatamw-variant": {
+        "betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01, "smoothing": 0.9, "floor": 1e-8,
+        "scope": "global", "gain": 1.0, "preconditioned": False, "bias_correction": False, **BOUNDS,
+    },
+    "c-adamw": {"betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01},
+    "hypergradient-adamw": {"betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01, "hyper_lr": 0.02},
+    "schedule-free-adamw": {"betas": (0.9, 0.999), "eps": 1e-8, "weight_decay": 0.01},
+}  # fmt: skip
 
 
-@pytest.mark.parametrize("optimizer", DEFAULTS)
+@pytest.mark.parametrize("optimizer", [*DEFAULTS, *STUDIED])
 def test_options_at_their_default_are_no_part_of_a_key(optimizer: str) -> None:
     """The defaults of the classes do not matter; any other value is part of it."""
+    defaults = {**DEFAULTS, **STUDIED}[optimizer]
 
     def key(**options: Any) -> str:
         trial = {"data": "digits", "model": "tiny", "optimizer": optimizer, "lr": 0.1, "seed": 0, "epochs": 1}
         return images.Config(**trial, options=options).key
 
-    assert key(**DEFAULTS[optimizer]) == key()
-    others = {name: "another" if isinstance(value, str) else 7 for name, value in DEFAULTS[optimizer].items()}
+    assert key(**defaults) == key()
+    others = {name: "another" if isinstance(value, str) else 7 for name, value in defaults.items()}
     keys = {key(**{name: value}) for name, value in others.items()}
     assert len(keys | {key()}) == len(others) + 1
+
+
+@pytest.mark.parametrize("optimizer", STUDIED)
+def test_the_options_left_out_are_the_defaults_of_the_rule(optimizer: str) -> None:
+    options = {name: value for name, value in STUDIED[optimizer].items() if name != "capturable"}
+    assert rule_of(optimizer, options) == rule_of(optimizer, {})
 
 
 @pytest.mark.parametrize("optimizer", ["adatam", "adatamw"])
