@@ -40,3 +40,4 @@ __all__ = [
 # Checkpoints name the classes of the states: by this module, so files can move.
 for _state in (AdaTAMState, AngularGradState, TAMState):
     _state.__module__ = __name__
+del _state

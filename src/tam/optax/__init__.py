@@ -29,3 +29,4 @@ __all__ = ["AdaTAMState", "ScheduledDecayState", "TAMState", "adatam", "adatamw"
 # Checkpoints name the classes of the states: by this module, so files can move.
 for _state in (AdaTAMState, ScheduledDecayState, TAMState):
     _state.__module__ = __name__
+del _state
