@@ -12,10 +12,11 @@ import numpy as np
 
 from tam.lab.core.ladder_plan import LadderPlan
 from tam.lab.core.runner import finished_trials
+from tam.lab.experiments.pretrain.hypotheses import SettledAlignment, settled_alignment
 from tam.lab.report.claim_pages import format_estimate, format_part
 from tam.lab.report.comparisons import StudyResults, has_torque
 from tam.lab.report.evidence import Evidence
-from tam.lab.report.hypotheses import Draws, knees
+from tam.lab.report.hypotheses import Draws, draw_ladder
 from tam.lab.report.statistics import Estimate
 from tam.lab.report.verdicts import HOLDS, SCHEDULE, PartResult, Row
 from tam.step.rule import damping_of
@@ -35,7 +36,7 @@ class Figures:
         named = (
             self.part, self.control, self.equal_lr, self.difference, self.estimate, self.outcome,
             self.damping_range, self.check, self.gated, self.verdict, self.trials, self.against,
-            self.is_lower_above, self.knee_shift, self.octaves,
+            self.gaps, self.knee_shift, self.octaves, self.rungs, self.settled, self.zero_of_s,
         )  # fmt: skip
         return {function.__name__: function for function in named}
 
@@ -59,23 +60,48 @@ class Figures:
         controls = self._parts[number, label].controls
         return next(found for name, found in controls.items() if kind in name)
 
-    def is_lower_above(self, source: str, variant: str, other: str, lr: float) -> bool:
-        """Return True if a variant's mean loss is below another's at all rungs of a ladder above an lr."""
+    def _ladder(self, source: str) -> LadderPlan:
         experiment, preset, study = source.split("/")
         plan = self.evidence.plans[experiment, preset, study]
         assert isinstance(plan, LadderPlan)
-        own, others = (plan.losses(plan.study.variant(name)) for name in (variant, other))
-        return all(fmean(own[rung]) < fmean(others[rung]) for rung in own if rung > lr)
+        return plan
+
+    def rungs(self, source: str) -> list[float]:
+        """Return the learning rates of a ladder, as its baseline's."""
+        plan = self._ladder(source)
+        return plan.grid(plan.study.variant(plan.study.baseline))
+
+    def settled(self, source: str, variant: str) -> SettledAlignment:
+        """Return the settled s of a variant of a ladder."""
+        plan = self._ladder(source)
+        return settled_alignment(plan, plan.study.variant(variant))
+
+    def zero_of_s(self, source: str, variant: str) -> float:
+        """Return by how many octaves the lr at which s is 0 lies above the best rung. s must fall with lr."""
+        s, log_lrs = self.settled(source, variant), np.log2(self.rungs(source))
+        zero = np.interp(0.0, s.by_rung[::-1], log_lrs[::-1])
+        return float(zero - log_lrs[s.by_rung.index(s.at_best)])
+
+    def gaps(self, source: str, variant: str, other: str, ratio: float) -> list[float]:
+        """Return a variant's mean loss minus another's, at rungs from `ratio` times the other's best on."""
+        plan = self._ladder(source)
+        own, others = (
+            [fmean(losses) for _, losses in sorted(plan.losses(plan.study.variant(name)).items())]
+            for name in (variant, other)
+        )
+        lrs = self.rungs(source)
+        lowest = ratio * lrs[others.index(min(others))] * 0.999  # rungs are rounded
+        return [a - b for a, b, lr in zip(own, others, lrs, strict=True) if lr >= lowest]
 
     def knee_shift(self, source: str, variant: str, other: str) -> Estimate:
         """Return by how many octaves a variant's upper knee is above another's, over draws of the seeds."""
-        experiment, preset, study = source.split("/")
-        plan, draws = self.evidence.plans[experiment, preset, study], Draws()
-        assert isinstance(plan, LadderPlan)
-        upper = []
-        for name in (variant, other):
-            lrs, losses = zip(*sorted(plan.losses(plan.study.variant(name)).items()), strict=True)
-            upper.append(knees(draws.means(losses), np.array(lrs), plan.rules.tolerance)[1])
+        plan, draws = self._ladder(source), Draws()
+        upper = [
+            draw_ladder(
+                plan.losses(plan.study.variant(name), with_skipped=True), draws, plan.rules
+            ).upper_knee
+            for name in (variant, other)
+        ]
         shifts = np.log2(upper[0] / upper[1])
         low, high = np.quantile(shifts[1:], [0.025, 0.975])
         return Estimate(float(shifts[0]), float(low), float(high), math.nan, len(plan.study.seeds))

@@ -281,6 +281,10 @@ def test_the_frozen_runs_of_the_mlp_are_those_of_the_page() -> None:
         in PAGE
     )
     assert all(one.result["failed"] for one in frozen) and len({one.config["seed"] for one in frozen}) == 1
+    for one in frozen:
+        losses = [row["validation_loss"] for row in one.metrics]
+        assert losses[0] > losses[1] > losses[2] and max(losses[:3]) < min(losses[3:])
+    assert theory.frozen_steps(0.99, 1e-8) > 1_560
     assert [one.config["lr"] for one in frozen] == sorted({one.config["lr"] for one in runs})[:2]
 
 
