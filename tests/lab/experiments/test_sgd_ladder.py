@@ -290,7 +290,7 @@ def test_pilots_have_other_seeds_and_no_torque() -> None:
     (pilot,) = presets["pilot"]
     assert {variant.optimizer for variant in pilot.variants} == {"sgdm"} and pilot.trials() == 2 * 9
     registered = {seed for study in presets["registered"] for seed in study.seeds}
-    for name in ("pilot", "quick"):
+    for name in ("pilot", "quick", "default-momentum"):
         assert all(registered.isdisjoint(study.seeds) for study in presets[name])
 
 
