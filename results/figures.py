@@ -15,7 +15,7 @@ from tam.lab.core.runner import finished_trials
 from tam.lab.experiments.pretrain.hypotheses import SettledAlignment, settled_alignment
 from tam.lab.report.claim_pages import format_estimate, format_part
 from tam.lab.report.comparisons import StudyResults, has_torque
-from tam.lab.report.evidence import Evidence
+from tam.lab.report.evidence import REGISTERED, Evidence
 from tam.lab.report.hypotheses import Draws, draw_ladder
 from tam.lab.report.statistics import Estimate
 from tam.lab.report.verdicts import HOLDS, SCHEDULE, PartResult, Row
@@ -36,7 +36,8 @@ class Figures:
         named = (
             self.part, self.control, self.equal_lr, self.difference, self.estimate, self.outcome,
             self.damping_range, self.check, self.gated, self.verdict, self.trials, self.against,
-            self.gaps, self.knee_shift, self.octaves, self.rungs, self.settled, self.zero_of_s,
+            self.best_loss, self.gaps, self.knee_shift, self.octaves, self.rungs, self.settled,
+            self.zero_of_s,
         )  # fmt: skip
         return {function.__name__: function for function in named}
 
@@ -66,6 +67,11 @@ class Figures:
         assert isinstance(plan, LadderPlan)
         return plan
 
+    def best_loss(self, source: str, variant: str) -> float:
+        """Return the lowest mean loss of a variant of a ladder."""
+        plan = self._ladder(source)
+        return min(map(fmean, plan.losses(plan.study.variant(variant)).values()))
+
     def rungs(self, source: str) -> list[float]:
         """Return the learning rates of a ladder, as its baseline's."""
         plan = self._ladder(source)
@@ -77,9 +83,12 @@ class Figures:
         return settled_alignment(plan, plan.study.variant(variant))
 
     def zero_of_s(self, source: str, variant: str) -> float:
-        """Return by how many octaves the lr at which s is 0 lies above the best rung. s must fall with lr."""
+        """Return by how many octaves the lr at which s is 0 lies above the best rung. s must fall with lr.
+
+        It is infinite if that lr lies outside of the rungs.
+        """
         s, log_lrs = self.settled(source, variant), np.log2(self.rungs(source))
-        zero = np.interp(0.0, s.by_rung[::-1], log_lrs[::-1])
+        zero = np.interp(0.0, s.by_rung[::-1], log_lrs[::-1], left=math.inf, right=-math.inf)
         return float(zero - log_lrs[s.by_rung.index(s.at_best)])
 
     def gaps(self, source: str, variant: str, other: str, ratio: float) -> list[float]:
@@ -141,8 +150,12 @@ class Figures:
         return f"{min(means):.2f} to {max(means):.2f}"
 
     def trials(self, experiment: str) -> int:
-        """Return the number of stored trials."""
-        plans = (plan for (name, _, _), plan in self.evidence.plans.items() if name == experiment)
+        """Return the number of stored trials of the registered presets."""
+        plans = (
+            plan
+            for (name, preset, _), plan in self.evidence.plans.items()
+            if name == experiment and preset.startswith(REGISTERED)
+        )
         return len({key for plan in plans for key in finished_trials(plan)})
 
     def gated(self, kind: str) -> list[str]:
