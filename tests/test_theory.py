@@ -17,6 +17,7 @@ import torch
 import tam
 from tam.lab.core.results import load_results
 from tam.options import SHORT_AVERAGE
+from tam.step.rule import damping_of
 
 pytest.importorskip("matplotlib")  # the script draws, too
 
@@ -277,13 +278,16 @@ def test_the_frozen_runs_of_the_mlp_are_those_of_the_page() -> None:
     )
     lengths = [one.result["frozen_steps"] for one in frozen]
     assert (
-        f"{len(frozen)} of {len(runs)} runs of the MLP froze, for {lengths[0]} and {lengths[1]} of 1,560"
-        in PAGE
+        f"{len(frozen)} of {len(runs)} runs of the MLP froze." in PAGE
+        and f"the last {lengths[0]} and {lengths[1]} of 1,560 steps" in PAGE
     )
     assert all(one.result["failed"] for one in frozen) and len({one.config["seed"] for one in frozen}) == 1
     for one in frozen:
         losses = [row["validation_loss"] for row in one.metrics]
         assert losses[0] > losses[1] > losses[2] and max(losses[:3]) < min(losses[3:])
+        assert one.alignment is not None
+        is_frozen = damping_of(one.alignment, 5.0) < 0.02
+        assert is_frozen[-one.result["frozen_steps"] :].all()  # up to the last step
     assert theory.frozen_steps(0.99, 1e-8) > 1_560
     assert [one.config["lr"] for one in frozen] == sorted({one.config["lr"] for one in runs})[:2]
 

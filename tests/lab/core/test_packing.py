@@ -186,17 +186,19 @@ def test_sources_that_disagree_are_refused(folder: Path, tmp_path: Path) -> None
     assert not (tmp_path / "a.xz").exists()
 
 
-def test_copies_that_differ_in_time_alone_or_lack_scores_become_one(folder: Path, tmp_path: Path) -> None:
+def test_copies_that_differ_in_time_alone_or_lack_something_become_one(folder: Path, tmp_path: Path) -> None:
     slower, packed, merged = tmp_path / "slower", tmp_path / "a.xz", tmp_path / "b.xz"
     shutil.copytree(folder, slower)
     shutil.rmtree(slower / "trials" / trial_key(TRIALS[0][0]) / "mteb")
     for path in slower.glob("trials/*/result.json"):
         path.write_text(path.read_text().replace('"seconds": 1.5', '"seconds": 1.6'))
     pack([slower], packed)
+    (folder / "trials" / trial_key(TRIALS[0][0]) / ALIGNMENT_FILE).unlink()
     for sources in ([packed, folder], [folder, packed], [packed, slower, folder]):
         assert pack(sources, merged) == 3
         record = load_results(merged).get(trial_key(TRIALS[0][0]))
-        assert record is not None and record.scores["SciFact"]["score"] == 21.5
+        assert record is not None and record.alignment is not None
+        assert record.scores["SciFact"]["score"] == 21.5
 
 
 def test_metrics_that_only_later_epochs_have_are_packed_the_same_twice(tmp_path: Path) -> None:

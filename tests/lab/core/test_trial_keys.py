@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import fields
 from functools import cache
@@ -132,6 +133,7 @@ def test_options_at_their_default_are_no_part_of_a_key(optimizer: str) -> None:
 
 @pytest.mark.parametrize("optimizer", STUDIED)
 def test_the_options_left_out_are_the_defaults_of_the_rule(optimizer: str) -> None:
+    assert {**config.CANONICAL_DEFAULTS[optimizer]} == json.loads(json.dumps(STUDIED[optimizer]))
     options = {name: value for name, value in STUDIED[optimizer].items() if name != "capturable"}
     assert rule_of(optimizer, options) == rule_of(optimizer, {})
 

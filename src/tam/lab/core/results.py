@@ -227,35 +227,38 @@ def _packed_record(line: Mapping[str, Any]) -> TrialRecord:
 
 
 def add_record(results: Results, origins: dict[str, Path], record: TrialRecord, source: Path) -> None:
-    """Add a trial. Copies must have the same figures; if one lacks a file, the fuller one is kept.
+    """Add a trial. Copies must have the same figures. What the first one lacks is taken from the other.
 
     Raises:
         LabError: If another source, noted in `origins`, has the trial with other figures.
     """
     known = results.records.get(record.key)
-    if known is not None:
-        before, after = _figures(known), _figures(record)
-        if any(before[name] != after[name] for name in before if before[name] and after[name]):
-            raise LabError(
-                f"{origins[record.key]} and {source} have different results of the same trial, {record.key}: "
-                "leave one of them out"
-            )
-        if sum(map(bool, after.values())) <= sum(map(bool, before.values())):
-            return
-    results.records[record.key], origins[record.key] = record, source
+    if known is None:
+        results.records[record.key], origins[record.key] = record, source
+        return
+    before, after = _figures(known), _figures(record)
+    if any(before[name] != after[name] for name in before.keys() & after.keys()):
+        raise LabError(
+            f"{origins[record.key]} and {source} have different results of the same trial, {record.key}: "
+            "leave one of them out"
+        )
+    known.metrics = known.metrics or record.metrics
+    known.scores = {**record.scores, **known.scores}
+    known.alignment = record.alignment if known.alignment is None else known.alignment
 
 
 def _figures(record: TrialRecord) -> dict[str, str]:
-    """Return what two copies of a trial must share: everything but time, machine, files and settings.
+    """Return what two copies of a trial share, if both have it: not time, machine, files and settings.
 
     A packed copy has the metrics rounded, so they are compared as they would be packed.
     """
     left_out = ("timing", "machine", "files", "settings")
     result = {key: value for key, value in record.stored_result.items() if key not in left_out}
-    s = [] if record.alignment is None else record.alignment.tolist()
+    s = None if record.alignment is None else record.alignment.tolist()
     metrics = pack_metrics(record.metrics)
-    contents = {"result": result, "metrics": metrics, "scores": record.scores, "alignment": s}
-    return {k: json.dumps(without_nan(v), sort_keys=True) if v else "" for k, v in contents.items()}
+    contents = {"result": result, "metrics": metrics, "alignment": s}
+    contents |= {f"score {task}": score for task, score in record.scores.items()}
+    return {k: json.dumps(without_nan(v), sort_keys=True) for k, v in contents.items() if v}
 
 
 def pack(sources: Sequence[Path], target: Path) -> int:

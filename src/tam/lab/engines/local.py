@@ -26,7 +26,7 @@ SHUTDOWN_SECONDS = 10.0  # that processes have to end when they are asked to
 def choose_process(
     running: Mapping[int, Collection[str]], key: str, death_counts: Mapping[str, int], limit: int
 ) -> int | None:
-    """Return which process takes a trial, given the keys that each one runs. None if all are full.
+    """Return which process takes a trial, given the keys that each one runs. None if none can.
 
     A last attempt runs alone: trials of one process share its death.
     """

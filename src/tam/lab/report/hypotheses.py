@@ -16,7 +16,7 @@ from tam.lab.core.study import Ladder
 from tam.lab.report.verdicts import FAILS, HOLDS, NOT_TESTED, UNDECIDED
 
 Array = NDArray[np.float64]
-Figures = Sequence[float] | Sequence[Sequence[float]]  # of the seeds of a rung; the first one is the loss
+SeedFigures = Sequence[float] | Sequence[Sequence[float]]  # of a rung; a seed's first one is its loss
 DRAWS = 10_000
 LEVEL = 0.025
 EDGE = 1e-9  # relative: figures this close are equal
@@ -59,7 +59,7 @@ class Draws:
         self.count = count
         self._generator = np.random.default_rng(0)
 
-    def means(self, values: Sequence[Figures]) -> Array:
+    def means(self, values: Sequence[SeedFigures]) -> Array:
         """Return the means of several groups of seeds: the measured ones first, then one row per draw.
 
         A seed can have several figures. They are drawn together, and are the last dimension of the means.
@@ -75,13 +75,13 @@ class Draws:
 class DrawnLadder:
     """What the draws say of a variant of a ladder. Row 0 is what was measured, each other one a draw."""
 
-    lrs: Array  # the rungs that have trials, by the baseline's lr
+    lrs: Array  # the rungs that have figures, by the baseline's lr
     means: Array  # [rows, rungs]; [rows, rungs, figures] if a seed has several figures
     lower_knee: Array
     upper_knee: Array
 
 
-def draw_ladder(figures: Mapping[float, Figures], draws: Draws, rules: Ladder) -> DrawnLadder:
+def draw_ladder(figures: Mapping[float, SeedFigures], draws: Draws, rules: Ladder) -> DrawnLadder:
     """Draw the seeds of a variant, given their figures by the baseline's lr, with capped losses.
 
     Where all drawn trials of the best rung have failed, both knees are the lowest rung. So they are without
@@ -131,8 +131,8 @@ def decide(hypothesis: Hypothesis, is_true: NDArray[np.bool_]) -> Hypothesis:
 def judge(hypotheses: Sequence[Hypothesis]) -> list[Hypothesis]:
     """Return the hypotheses with their verdicts, after Holm's correction.
 
-    The correction counts all that draws decide. Those that wait for runs are among them, so later runs cannot
-    take back a "holds".
+    The correction counts all that draws decide and that have no verdict yet. Those that wait for runs are
+    among them, so later runs cannot take back a "holds".
     """
     open_ones = [one for one in hypotheses if one.by_draws and not one.verdict]
     complete = sorted((one.p, one.number) for one in open_ones if one.p is not None and not one.missing)

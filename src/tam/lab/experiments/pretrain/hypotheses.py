@@ -12,14 +12,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from tam.lab.core.ladder import EDGE, cap_loss
+from tam.lab.core.ladder import cap_loss, summarize
 from tam.lab.core.ladder_plan import LadderPlan
 from tam.lab.core.plan import Plan
 from tam.lab.core.study import Variant
 from tam.lab.core.toml import read_toml
 from tam.lab.experiments.pretrain.registered import FIRST_STAGE, variants
 from tam.lab.experiments.sgd_ladder.hypotheses import Network, both
-from tam.lab.report.hypotheses import Array, Draws, Hypothesis, decide, draw_ladder, judge, knees
+from tam.lab.report.hypotheses import Array, Draws, Hypothesis, decide, draw_ladder, judge
 from tam.lab.report.verdicts import FAILS, HOLDS
 
 Plans = Mapping[tuple[str, str, str], Plan]  # by experiment, preset and study
@@ -35,6 +35,7 @@ SCHEDULE, FAILURES = 0.01, 0.15  # H3
 COLD = 0.03  # H4
 EQUAL = 0.005  # H6
 BAND = 0.04  # H8
+ROUNDING = 1e-3  # relative: of learning rates that are rounded, and then converted
 
 
 def judge_hypotheses(plans: Plans) -> list[Hypothesis]:
@@ -89,10 +90,12 @@ class FirstStage:
 
     def means(self, *numbers: str) -> tuple[Array, ...]:
         """Return the rungs that all these variants have, as AdamW's lrs, and the means of each there."""
-        lrs = self.drawn["V1"].lrs  # those of others are a little off, by rounding
-        places = [
-            np.searchsorted(lrs * (1 - EDGE), self.drawn[number].lrs, side="right") - 1 for number in numbers
-        ]
+        lrs = self.drawn["V1"].lrs
+        places = []
+        for number in numbers:  # those of others are a little off, by rounding
+            own = self.drawn[number].lrs
+            places.append(np.abs(np.log(own[:, None] / lrs)).argmin(1))
+            assert np.allclose(own, lrs[places[-1]], rtol=ROUNDING)
         common = reduce(np.intersect1d, places)
         means = (
             self.drawn[number].means[:, np.searchsorted(own, common)]
@@ -206,25 +209,28 @@ class SettledAlignment(NamedTuple):
     """The settled s of a variant of a ladder, a mean over its seeds."""
 
     by_rung: list[float]
-    at_best: float  # at the rung with the lowest mean loss
+    best: int  # the rung with the lowest mean loss
     at_twice_knee: float  # interpolated at twice the upper knee
+
+    @property
+    def at_best(self) -> float:
+        return self.by_rung[self.best]
 
 
 def settled_alignment(plan: LadderPlan, variant: Variant) -> SettledAlignment:
+    """Return the settled s. A knee, and twice the knee, above the rungs count as the last rung."""
     s = {
         plan.effective_lr(variant, lr): fmean(r.result["settled_alignment"] for r in records.values())
         for lr, records in plan.ladder(variant).items()
     }
-    means = np.array([[fmean(losses) for _, losses in sorted(plan.losses(variant).items())]])
-    lrs = np.array(sorted(s))
-    knee = float(knees(means, lrs, plan.rules.tolerance)[1][0])
-    by_rung = [s[lr] for lr in lrs]
-    at_twice_knee = float(np.interp(np.log(2 * knee), np.log(lrs), by_rung))
-    return SettledAlignment(by_rung, by_rung[int(means[0].argmin())], at_twice_knee)
+    lrs, summary = sorted(s), summarize(plan.losses(variant), plan.rules.tolerance)
+    by_rung, twice_knee = [s[lr] for lr in lrs], 2 * (summary.upper_knee or lrs[-1])
+    at_twice_knee = float(np.interp(np.log(twice_knee), np.log(lrs), by_rung))
+    return SettledAlignment(by_rung, lrs.index(summary.best_lr), at_twice_knee)
 
 
 def instrument(plans: list[LadderPlan]) -> Hypothesis:
-    """H8: s tells how near the learning rate is to its limit. Controls have the s of another run."""
+    """H8: s is in one band at the best rungs, and outside at twice the knees. Controls have others' s."""
     settled = [
         settled_alignment(plan, variant)
         for plan in plans

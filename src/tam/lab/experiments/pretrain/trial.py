@@ -352,14 +352,16 @@ class Population:
         self.stack.steps.copy_(state["steps"])
 
     def finish(self, index: int, folder: TrialFolder) -> dict[str, Any]:
-        """Write loss, |g| and s of every step, s of every tensor. Return the result."""
+        """Write loss, |g| and s (per tensor) of every step. Return the result."""
         if not self._final_losses:
             self._final_losses["validation"] = self.evaluate(self.valid)
             if any(config.test for config in self.configs):
                 self._final_losses["test"] = self.evaluate(self.test)
         validation, s = self._final_losses["validation"][index], self.alignments[index]
-        # Copies: views would store all runs.
-        own = {"loss": self.losses[index].cpu().clone(), "grad_norm": self.grad_norms[index].cpu().clone()}
+        records = {"loss": self.losses, "grad_norm": self.grad_norms}
+        own = {
+            name: values[index].to("cpu", copy=True) for name, values in records.items()
+        }  # no views of all
         folder.write(STEPS_FILE, own)
         loss = float(own["loss"][-1])
         is_finite = math.isfinite(validation) and math.isfinite(loss)
@@ -368,7 +370,7 @@ class Population:
             quarter = self.steps // 4
             settled = {"settled_alignment": float(s[quarter : self.steps - quarter].float().mean())}
             if is_finite:
-                folder.write(ALIGNMENT_FILE, s.cpu().clone())
+                folder.write(ALIGNMENT_FILE, s.to("cpu", copy=True))
         params = sum(math.prod(shape) for shape in self.network.shapes().values())
         test = {"test": self._final_losses["test"][index]} if self.configs[index].test else {}
         return {

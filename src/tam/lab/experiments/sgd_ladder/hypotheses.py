@@ -19,7 +19,7 @@ COMPARED = ("S1n", "S2n", "S3n", "S4", "S5", "S5c")
 QUARTER_OCTAVE = 2**0.25
 FROZEN_STEPS, FROZEN_SHARE = 50, 0.2
 Truth = NDArray[np.bool_]  # of a statement: for the measured means, then for every draw
-Figures = list[tuple[float, float]]  # of a trial: its loss, and whether it froze
+TrialFigures = list[tuple[float, float]]  # of a trial: its loss, and whether it froze
 
 
 class Network:
@@ -41,10 +41,10 @@ class Network:
         if number == "S4":
             self._count_frozen(figures, drawn.means[..., 1])
 
-    def _figures(self, number: str) -> dict[float, Figures]:
+    def _figures(self, number: str) -> dict[float, TrialFigures]:
         """Return the figures of a variant's trials by SGDM's lr. The stop rule's count as the cap."""
         plan, variant = self.plan, self.plan.study.variant(NAMES[number])
-        figures: dict[float, Figures] = {}
+        figures: dict[float, TrialFigures] = {}
         for lr, records in plan.ladder(variant).items():
             own = [(plan.loss(record), float(has_frozen(record))) for record in records.values()]
             figures[plan.effective_lr(variant, lr)] = own
@@ -53,7 +53,7 @@ class Network:
             run += [(plan.rules.cap, math.nan)] * (len(plan.study.seeds) - len(run))
         return dict(sorted(figures.items()))
 
-    def _count_frozen(self, figures: dict[float, Figures], shares: Array) -> None:
+    def _count_frozen(self, figures: dict[float, TrialFigures], shares: Array) -> None:
         """Decide H5 (c) in every draw, at the two rungs around the knee. Rungs that were not run are none."""
         lrs = [lr for lr, own in figures.items() if not any(math.isnan(frozen) for _, frozen in own)]
         sizes = np.array([len(figures[lr]) for lr in lrs])
