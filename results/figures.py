@@ -10,13 +10,14 @@ from statistics import fmean
 
 import numpy as np
 
+from tam.lab.core.ladder import summarize
 from tam.lab.core.ladder_plan import LadderPlan
 from tam.lab.core.runner import finished_trials
-from tam.lab.experiments.pretrain.hypotheses import SettledAlignment, settled_alignment
+from tam.lab.experiments.pretrain.hypotheses import ROUNDING, SettledAlignment, settled_alignment
 from tam.lab.report.claim_pages import format_estimate, format_part
 from tam.lab.report.comparisons import StudyResults, has_torque
 from tam.lab.report.evidence import REGISTERED, Evidence
-from tam.lab.report.hypotheses import Draws, draw_ladder
+from tam.lab.report.hypotheses import Array, DrawnLadder, Draws, draw_ladder
 from tam.lab.report.statistics import Estimate
 from tam.lab.report.verdicts import HOLDS, SCHEDULE, PartResult, Row
 from tam.step.rule import damping_of
@@ -36,7 +37,7 @@ class Figures:
         named = (
             self.part, self.control, self.equal_lr, self.difference, self.estimate, self.outcome,
             self.damping_range, self.check, self.gated, self.verdict, self.trials, self.against,
-            self.best_loss, self.gaps, self.knee_shift, self.octaves, self.rungs, self.settled,
+            self.best_loss, self.best_lr, self.gaps, self.knee_shift, self.octaves, self.rungs, self.settled,
             self.zero_of_s,
         )  # fmt: skip
         return {function.__name__: function for function in named}
@@ -70,7 +71,12 @@ class Figures:
     def best_loss(self, source: str, variant: str) -> float:
         """Return the lowest mean loss of a variant of a ladder."""
         plan = self._ladder(source)
-        return min(map(fmean, plan.losses(plan.study.variant(variant)).values()))
+        return summarize(plan.losses(plan.study.variant(variant)), plan.rules.tolerance).best_loss
+
+    def best_lr(self, source: str, variant: str) -> float:
+        """Return the rung with a variant's lowest mean loss, as the baseline's lr."""
+        plan = self._ladder(source)
+        return summarize(plan.losses(plan.study.variant(variant)), plan.rules.tolerance).best_lr
 
     def rungs(self, source: str) -> list[float]:
         """Return the learning rates of a ladder, as its baseline's."""
@@ -89,31 +95,34 @@ class Figures:
         """
         s, log_lrs = self.settled(source, variant), np.log2(self.rungs(source))
         zero = np.interp(0.0, s.by_rung[::-1], log_lrs[::-1], left=math.inf, right=-math.inf)
-        return float(zero - log_lrs[s.by_rung.index(s.at_best)])
+        return float(zero - log_lrs[s.best])
 
-    def gaps(self, source: str, variant: str, other: str, ratio: float) -> list[float]:
-        """Return a variant's mean loss minus another's, at rungs from `ratio` times the other's best on."""
-        plan = self._ladder(source)
-        own, others = (
-            [fmean(losses) for _, losses in sorted(plan.losses(plan.study.variant(name)).items())]
-            for name in (variant, other)
-        )
-        lrs = self.rungs(source)
-        lowest = ratio * lrs[others.index(min(others))] * 0.999  # rungs are rounded
-        return [a - b for a, b, lr in zip(own, others, lrs, strict=True) if lr >= lowest]
+    def _drawn(self, source: str, *variants: str) -> list[DrawnLadder]:
+        """Return draws of the seeds of some variants of a ladder."""
+        plan, draws = self._ladder(source), Draws()
+        losses = (plan.losses(plan.study.variant(name), with_skipped=True) for name in variants)
+        return [draw_ladder(own, draws, plan.rules) for own in losses]
+
+    def gaps(self, source: str, variant: str, other: str, lowest_lr: float) -> list[Estimate]:
+        """Return a variant's mean loss minus another's at the rungs from this lr on, over draws."""
+        (own, others), lrs = self._drawn(source, variant, other), self.rungs(source)
+        differences = own.means - others.means
+        return [
+            self._estimate(source, differences[:, i])
+            for i, lr in enumerate(lrs)
+            if lr >= lowest_lr * (1 - ROUNDING)
+        ]
 
     def knee_shift(self, source: str, variant: str, other: str) -> Estimate:
         """Return by how many octaves a variant's upper knee is above another's, over draws of the seeds."""
-        plan, draws = self._ladder(source), Draws()
-        upper = [
-            draw_ladder(
-                plan.losses(plan.study.variant(name), with_skipped=True), draws, plan.rules
-            ).upper_knee
-            for name in (variant, other)
-        ]
-        shifts = np.log2(upper[0] / upper[1])
-        low, high = np.quantile(shifts[1:], [0.025, 0.975])
-        return Estimate(float(shifts[0]), float(low), float(high), math.nan, len(plan.study.seeds))
+        own, others = self._drawn(source, variant, other)
+        return self._estimate(source, np.log2(own.upper_knee / others.upper_knee))
+
+    def _estimate(self, source: str, drawn: Array) -> Estimate:
+        """Return what was measured, with the range of 95 % of the draws."""
+        low, high = np.quantile(drawn[1:], [0.025, 0.975])
+        n = len(self._ladder(source).study.seeds)
+        return Estimate(float(drawn[0]), float(low), float(high), math.nan, n)
 
     def octaves(self, source: str, variant: str, other: str) -> str:
         return f"{self.knee_shift(source, variant, other).format(2)} octaves"
