@@ -10,7 +10,7 @@ from statistics import fmean
 
 import numpy as np
 
-from tam.lab.core.ladder import summarize
+from tam.lab.core.ladder import LadderSummary, summarize
 from tam.lab.core.ladder_plan import LadderPlan
 from tam.lab.core.runner import finished_trials
 from tam.lab.experiments.pretrain.hypotheses import ROUNDING, SettledAlignment, settled_alignment
@@ -37,8 +37,7 @@ class Figures:
         named = (
             self.part, self.control, self.equal_lr, self.difference, self.estimate, self.outcome,
             self.damping_range, self.check, self.gated, self.verdict, self.trials, self.against,
-            self.best_loss, self.best_lr, self.gaps, self.knee_shift, self.octaves, self.rungs, self.settled,
-            self.zero_of_s,
+            self.gaps, self.knee_shift, self.octaves, self.rungs, self.settled, self.summary, self.zero_of_s,
         )  # fmt: skip
         return {function.__name__: function for function in named}
 
@@ -68,15 +67,10 @@ class Figures:
         assert isinstance(plan, LadderPlan)
         return plan
 
-    def best_loss(self, source: str, variant: str) -> float:
-        """Return the lowest mean loss of a variant of a ladder."""
+    def summary(self, source: str, variant: str) -> LadderSummary:
+        """Return the best rung of a variant of a ladder, as the baseline's lr, and its knees."""
         plan = self._ladder(source)
-        return summarize(plan.losses(plan.study.variant(variant)), plan.rules.tolerance).best_loss
-
-    def best_lr(self, source: str, variant: str) -> float:
-        """Return the rung with a variant's lowest mean loss, as the baseline's lr."""
-        plan = self._ladder(source)
-        return summarize(plan.losses(plan.study.variant(variant)), plan.rules.tolerance).best_lr
+        return summarize(plan.losses(plan.study.variant(variant)), plan.rules.tolerance)
 
     def rungs(self, source: str) -> list[float]:
         """Return the learning rates of a ladder, as its baseline's."""
