@@ -296,7 +296,7 @@ def test_a_text_is_evaluated_in_order(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "mistake, message",
     [
-        ({"size": "7B"}, "size='7B': must be one of 4.9M, 25M, tiny"),
+        ({"size": "7B"}, "size='7B': must be one of 25M, 4.9M, 0.9M, tiny"),
         ({"epochs": 5}, "epochs divide steps"),
         ({"batch": 0}, "must be at least 1"),
         ({"warmup": 12}, "0 <= warmup < steps"),

@@ -22,7 +22,9 @@ def stacked(*seeds: int) -> list[Tensor]:
     return [torch.stack(each) for each in zip(*(TINY.init(seed) for seed in seeds), strict=True)]
 
 
-@pytest.mark.parametrize("size, expected", [("4.9M", 4_852_992), ("25M", 25_436_672), ("tiny", 41_120)])
+@pytest.mark.parametrize(
+    "size, expected", [("25M", 25_436_672), ("4.9M", 4_852_992), ("0.9M", 853_120), ("tiny", 41_120)]
+)
 def test_numbers_of_parameters(size: str, expected: int) -> None:
     layers, width, heads = SIZES[size]
     shapes = GPT(layers, width, heads, context=256).shapes()

@@ -14,7 +14,9 @@ from torch import Tensor
 from torch.nn import functional
 
 BYTES = 256
-SIZES = {"4.9M": (6, 256, 4), "25M": (8, 512, 8), "tiny": (2, 32, 2)}  # layers, width, heads
+SIZES = {  # layers, width, heads
+    "25M": (8, 512, 8), "4.9M": (6, 256, 4), "0.9M": (4, 128, 4), "tiny": (2, 32, 2),
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
