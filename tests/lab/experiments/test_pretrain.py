@@ -18,6 +18,7 @@ from tam.lab.commands.results import load_plans, study_status
 from tam.lab.core import runner
 from tam.lab.core.alignment import read_alignment
 from tam.lab.core.errors import LabError, missing_package
+from tam.lab.core.registry import get_experiment
 from tam.lab.core.results import load_results
 from tam.lab.core.runner import run
 from tam.lab.core.selection import Selection, select_plans
@@ -351,6 +352,39 @@ def test_one_population_trains_at_a_time(tmp_path: Path, monkeypatch: pytest.Mon
     with pytest.raises(LabError, match="enough"):
         run(Selection("pretrain", "smoke"), RunLocation(tmp_path, tmp_path, trials_per_process=4), 2, print)
     assert [location.trials_per_process for location in locations] == [1]
+
+
+@pytest.mark.parametrize(
+    "experiment, preset, needs_gpu",
+    [
+        ("pretrain", "registered", True), ("pretrain", "cpu", False), ("pretrain", "smoke", False),
+        ("sgd_ladder", "registered", True), ("sgd_ladder", "quick", False), ("toy", "paper", False),
+    ],
+)  # fmt: skip
+def test_a_preset_that_needs_a_gpu_says_so_on_a_cpu(
+    experiment: str, preset: str, needs_gpu: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def make_engine(*_: Any) -> Any:
+        raise LabError("enough")
+
+    monkeypatch.setattr(runner, "make_engine", make_engine)
+    monkeypatch.setattr(runner, "check_trial", lambda *_: None)
+    events: list[Event] = []
+    with pytest.raises(LabError, match="enough"):
+        run(Selection(experiment, preset), RunLocation(tmp_path, tmp_path), 1, events.append)
+    notices = [event.text for event in events if isinstance(event, Notice)]
+    assert any("is meant for a GPU" in text for text in notices) == needs_gpu
+
+
+def test_the_smaller_gpt_has_its_own_seeds() -> None:
+    presets = get_experiment("pretrain").presets
+    registered = {seed for study in presets["registered"] for seed in study.seeds}
+    for study in presets["cpu"]:
+        assert registered.isdisjoint(study.seeds) and study.workload["size"] == "0.9M"
+        lrs = {variant.name: variant.lrs for variant in study.variants if variant.control_of is None}
+        for name, own in lrs.items():  # AdaTAMW's own lr is a fifth
+            ratio = 0.2 if name in ("AdaTAMW", "AdaTAMW per tensor", "d at most 1/2") or "gain" in name else 1
+            assert own == pytest.approx([ratio * lr for lr in lrs["AdamW"]])
 
 
 def test_the_lab_runs_the_smoke_preset(tmp_path: Path) -> None:

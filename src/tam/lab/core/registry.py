@@ -77,7 +77,7 @@ class Experiment:
     runs_on_ranks: bool = False  # a trial can use all ranks of a torchrun job
     runs_alone: bool = False  # trials measure time, so only one runs at a time
     one_per_process: bool = False  # a trial does not yield between steps, or fills a GPU's memory
-    needs_gpu: bool = True  # for all presets but smoke
+    cpu_presets: tuple[str, ...] | None = ("smoke",)  # those that do not need a GPU; None: all
     population: Population | None = None  # instead of `run`
     override: Callable[[Study, Mapping[str, Any]], Study] = lambda study, overrides: replace(
         study, workload={**study.workload, **overrides}

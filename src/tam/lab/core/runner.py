@@ -58,7 +58,8 @@ def run(
         workers = 1 if experiment.runs_alone else workers
     for why, count in _count_left_out(experiment, plans).items():
         on_event(Notice(f"{count} trials are left out: {why}"))
-    if location.device == "cpu" and experiment.needs_gpu and selection.preset != "smoke":
+    on_cpu = experiment.cpu_presets
+    if location.device == "cpu" and on_cpu is not None and selection.preset not in on_cpu:
         on_event(Notice(f"the preset {selection.preset} is meant for a GPU and is very slow on a CPU"))
     last_jobs: list[Job] = []
 

@@ -92,5 +92,5 @@ EXPERIMENT = Experiment(
         RunOption(name="encoder", help="A sentence encoder that embeds the movies' titles.",
                   metavar="FOLDER|NAME", resolve=trial.resolve_encoder),
     ),
-    data_fields=("data",), modules=("torch_geometric",), claims=(19, 20), needs_gpu=False,
+    data_fields=("data",), modules=("torch_geometric",), claims=(19, 20), cpu_presets=None,
 )  # fmt: skip

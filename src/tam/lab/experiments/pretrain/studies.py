@@ -59,6 +59,6 @@ EXPERIMENT = Experiment(
     curves=tuple(Curve(**curve) for curve in NOTES["curves"]),
     metrics=(Metric("loss", ".3f", higher_is_better=False), Metric("alignment", "+.3f")),
     data_fields=("data", "second"), check=trial.check, missing=trial.missing, one_per_process=True,
-    hypotheses=judge_hypotheses,
+    cpu_presets=("cpu", "smoke"), hypotheses=judge_hypotheses,
     population=Population(trial.run_together, trial.kind_of, trial.most_together),
 )  # fmt: skip

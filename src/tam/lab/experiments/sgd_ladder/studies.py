@@ -123,5 +123,5 @@ EXPERIMENT = Experiment(
     curves=(Curve("validation_loss", "Validation loss", "cross-entropy"), *presets.CURVES),
     metrics=(Metric("loss", ".3f", False), Metric("validation_loss", ".3f", False),
              Metric("alignment", "+.3f")),
-    data_fields=("data",),
+    cpu_presets=("default-momentum", "quick", "smoke"), data_fields=("data",),
 )  # fmt: skip

@@ -102,5 +102,5 @@ EXPERIMENT = Experiment(
     choices=NOTES["choices"],
     curves=tuple(Curve(**curve) for curve in NOTES["curves"]),
     metrics=(Metric("loss"), Metric("alignment", "+.3f")),
-    needs_gpu=False, extras=ReportExtras(figures=figures),
+    cpu_presets=None, extras=ReportExtras(figures=figures),
 )  # fmt: skip
