@@ -37,7 +37,8 @@ class Figures:
         named = (
             self.part, self.control, self.equal_lr, self.difference, self.estimate, self.outcome,
             self.damping_range, self.check, self.gated, self.verdict, self.trials, self.against,
-            self.gaps, self.knee_shift, self.octaves, self.rungs, self.settled, self.summary, self.zero_of_s,
+            self.best_gap, self.gaps, self.knee_shift, self.octaves, self.rungs, self.settled, self.summary,
+            self.zero_of_s,
         )  # fmt: skip
         return {function.__name__: function for function in named}
 
@@ -111,6 +112,11 @@ class Figures:
         """Return by how many octaves a variant's upper knee is above another's, over draws of the seeds."""
         own, others = self._drawn(source, variant, other)
         return self._estimate(source, np.log2(own.upper_knee / others.upper_knee))
+
+    def best_gap(self, source: str, variant: str, other: str) -> Estimate:
+        """Return a variant's best mean loss minus another's, over draws of the seeds."""
+        own, others = self._drawn(source, variant, other)
+        return self._estimate(source, own.means.min(1) - others.means.min(1))
 
     def _estimate(self, source: str, drawn: Array) -> Estimate:
         """Return what was measured, with the range of 95 % of the draws."""
