@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
@@ -154,6 +156,8 @@ def two_ranks() -> Any:
         "plain state": plain_state(mesh),
         "whole": whole_beside_dtensors(mesh),
         "on its way": gradients_on_their_way(),
+        "experts": [expert_beside_dtensors(mesh, scope) for scope in ("global", "tensor")],
+        "new expert": new_expert(mesh),
     }
 
 
@@ -283,6 +287,56 @@ def whole_beside_dtensors(mesh: Any) -> Any:
     return found
 
 
+def expert_step(mesh: Any, optimizer: Any, step: int, trains_expert: bool = True) -> None:
+    """Take a step of a DTensor over all ranks and a plain expert, whose gradients differ between ranks."""
+    dense, expert = optimizer.param_groups[0]["params"]
+    generator = torch.Generator().manual_seed(step)
+    dense.grad = distribute_tensor(torch.randn(4, generator=generator), mesh, [Shard(0)])
+    own = torch.randn(2, 3, generator=generator)[dist.get_rank()]
+    expert.grad = own.clone() if trains_expert else None
+    optimizer.step()
+
+
+def dense_and_expert(mesh: Any, scope: str) -> Any:
+    dense = nn.Parameter(distribute_tensor(torch.ones(4), mesh, [Shard(0)]))
+    return tam.TAM([dense, nn.Parameter(torch.ones(3))], lr=0.1, scope=scope)
+
+
+def expert_beside_dtensors(mesh: Any, scope: str) -> Any:
+    """A run with an expert of each rank's own, and its continuations from a checkpoint and from a copy."""
+    straight = dense_and_expert(mesh, scope)
+    for step in range(4):
+        expert_step(mesh, straight, step)
+    loaded = dense_and_expert(mesh, scope)
+    loaded.load_state_dict(copy.deepcopy(straight.state_dict()))
+    for p, q in zip(loaded.param_groups[0]["params"], straight.param_groups[0]["params"], strict=True):
+        p.data.copy_(q.data)
+    runs = [straight, loaded, copy.deepcopy(straight)]
+    for run in runs:
+        for step in range(4, 6):
+            expert_step(mesh, run, step)
+    return [(run.alignment, *(local_part(p).clone() for p in run.param_groups[0]["params"])) for run in runs]
+
+
+def new_expert(mesh: Any) -> Any:
+    """Rank 1's expert has its first gradient after a load. Return its s, and that of an expert alone."""
+    rank = dist.get_rank()
+    before, after = dense_and_expert(mesh, "tensor"), dense_and_expert(mesh, "tensor")
+    for step in range(3):
+        expert_step(mesh, before, step, trains_expert=rank == 0)
+    after.load_state_dict(before.state_dict())
+    alone = tam.TAM([nn.Parameter(torch.ones(3))], lr=0.1)
+    for step in range(3, 6):
+        expert_step(mesh, after, step)
+        alone.param_groups[0]["params"][0].grad = after.param_groups[0]["params"][1].grad.clone()
+        alone.step()
+    return float(after.alignment[1]), float(alone.alignment)
+
+
+def local_part(x: Tensor) -> Tensor:
+    return x.to_local().detach() if isinstance(x, DTensor) else x.detach()
+
+
 def test_two_ranks(tmp_path: Path) -> None:
     results = on_ranks(two_ranks, 2, tmp_path)
     for name in ("loop", "foreach", "fused", "ignored", "tensor parallel"):
@@ -305,6 +359,14 @@ def test_two_ranks(tmp_path: Path) -> None:
         (loop, norm), (fused, same) = result["on its way"]
         torch.testing.assert_close(loop, fused)
         assert norm == same and abs(norm - 3 * 3**0.5) < 1e-5
+        for straight, *others in result["experts"]:
+            assert all(all(map(torch.equal, other, straight)) for other in others)
+    for first, second in zip(*(result["experts"] for result in results), strict=True):
+        s, other = first[0][0].reshape(-1), second[0][0].reshape(-1)
+        assert s[-1] != other[-1]  # each rank has an s of its own
+        assert len(s) == 1 or s[0] == other[0]
+    s, expected = results[1]["new expert"]
+    assert s == pytest.approx(expected, abs=1e-6) and abs(s) > 1e-3
 
 
 # ---------------------------------------------------------------------- four ranks

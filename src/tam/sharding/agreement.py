@@ -53,6 +53,8 @@ def agree_across_ranks(
     listed, difference = _list_parameters(exchange), ""
     digest = hashlib.sha256("\n".join(listed).encode()).hexdigest()
     for group in exchange.groups:
+        # A rank's own parameters, such as an expert's, give it an s of its own.
+        apart = {k for k, groups in exchange.shares if group not in groups}
         # A difference found in one group is passed on to the next: some ranks are only in that one.
         reports = _all_gather(_Report(digest, options, exchange.device, segments, difference), group)
         lists = [listed] * len(reports)
@@ -64,7 +66,7 @@ def agree_across_ranks(
             difference = difference or report.difference or _compare_lists(lists[0], lists[i], *names)
             difference = difference or _compare_options(first.options, report.options, *names)
             if not exchange.has_whole_tensors:
-                difference = difference or _compare_alignments(first.segments, report.segments, *names)
+                difference = difference or _compare_alignments(first, report, apart, *names)
         kinds = sorted({report.device.type for report in reports if report.device is not None})
         if len(kinds) > 1:
             difference = difference or f"the ranks' parameters are on different kinds of devices: {kinds}"
@@ -72,7 +74,11 @@ def agree_across_ranks(
             index = torch.cuda.current_device() if kinds == ["cuda"] else 0
             exchange.device = torch.device("cuda", index) if kinds == ["cuda"] else torch.device(kinds[0])
         if not exchange.has_whole_tensors and not difference:
-            segments = [_combine(infos) for infos in zip(*(r.segments for r in reports), strict=True)]
+            everyones = zip(*(report.segments for report in reports), strict=True)
+            segments = [
+                own if k in apart else _combine(infos)
+                for k, (own, infos) in enumerate(zip(segments, everyones, strict=True))
+            ]
     if difference:
         raise RuntimeError(difference)
     exchange.has_agreed = True
@@ -124,8 +130,10 @@ def _compare_options(ours: dict[str, object], theirs: dict[str, object], there: 
     return ""
 
 
-def _compare_alignments(ours: list[SegmentInfo], theirs: list[SegmentInfo], there: str, here: str) -> str:
-    for k, (a, b) in enumerate(zip(ours, theirs, strict=False)):
-        if a.alignment is not None and b.alignment is not None and abs(a.alignment - b.alignment) > 1e-6:
+def _compare_alignments(ours: _Report, theirs: _Report, apart: set[int], there: str, here: str) -> str:
+    for k, (a, b) in enumerate(zip(ours.segments, theirs.segments, strict=False)):
+        if k in apart or a.alignment is None or b.alignment is None:
+            continue
+        if abs(a.alignment - b.alignment) > 1e-6:
             return f"the alignment of segment {k} is {b.alignment} on {there} and {a.alignment} on {here}"
     return ""
