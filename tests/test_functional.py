@@ -190,6 +190,12 @@ BAD: list[tuple[Any, str]] = [
     (lambda p, s: functional.tam(p, p, s, momentumm=0.9), "momentumm"),
     (lambda p, s: functional.tam(p, p, s, lr="0.1"), 'lr must be .*got "0.1"'),
     (lambda p, s: functional.tam(p, p, s, smoothing=2.0), "smoothing must be .*got 2.0"),
+    (lambda p, s: functional.tam(p, p, s, max_grad_norm=-1.0), "max_grad_norm must be .*got -1.0"),
+    (lambda p, s: functional.adatam(p, p, functional.init_adatam(p), ema="no"), 'ema must be .*got "no"'),
+    (
+        lambda p, s: functional.adatamw(p, p, functional.init_adatam(p), bias_correction=1),
+        "bias_correction must be .*got 1",
+    ),
     (
         lambda p, s: functional.tam(p, p, s, scope="tensor"),
         r'another scope: use init_tam\(params, scope="tensor"\)',

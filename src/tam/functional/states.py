@@ -99,7 +99,7 @@ def init_angular_grad(params: Tensors, *, vote: bool = False) -> AngularGradStat
     """Return the state of `angular_grad` before the first step.
 
     Args:
-        params: the parameters, a dict, list or tuple of tensors
+        params: the parameters, a dict, list or tuple of tensors; float16 is refused
         vote: the `vote` that the steps will have
 
     Examples:
@@ -108,6 +108,7 @@ def init_angular_grad(params: Tensors, *, vote: bool = False) -> AngularGradStat
         >>> init_angular_grad([torch.ones(1)]).angle
         [tensor([1.5708])]
     """
+    refuse_half("angular_grad", as_list(params))
     m, v, previous = (_full(params, 0.0) for _ in range(3))
     angle = _full(params, 0.0 if vote else torch.pi / 2)
     return AngularGradState(_zero_count(params), m, v, previous, angle, _full(params, 0.0) if vote else ())

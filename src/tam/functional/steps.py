@@ -245,7 +245,8 @@ def _torque_step(
 ) -> tuple[T, list[T], Tensor]:  # fmt: skip
     """Return theta, the state of these keys and s after a step."""
     by_tensor = is_by_tensor(scope)
-    _check({"smoothing": smoothing, "gain": gain})
+    options = {"smoothing": smoothing, "gain": gain, "max_grad_norm": max_grad_norm}
+    _check({**options, "ema": ema, "bias_correction": bias_correction})
     rule = Rule(
         scope="tensor" if by_tensor else "global", smoothing=smoothing, gain=gain,
         max_grad_norm=max_grad_norm, adaptive=adaptive, decoupled=decoupled, ema=ema,
