@@ -98,7 +98,8 @@ class Segments:
             members = [*filter(self.has_state, segment)]
             if not members:
                 continue
-            shared = torch.zeros((), dtype=self._dtype_of(k, segment), device=members[0].device)
+            home = next((p for p in members if p.grad is not None), members[0])
+            shared = torch.zeros((), dtype=self._dtype_of(k, segment), device=home.device)
             s = next((values[p] for p in members if p in values), None)
             if s is not None:
                 shared.copy_(s.detach().reshape(()))
@@ -125,40 +126,46 @@ class Segments:
     def move_state_to_params(self, state_keys: tuple[str, ...]) -> None:
         """Bring state to the devices of parameters that were moved, and s to their dtype."""
         state, has_changed = self.optimizer.state, False
+        norm_home: torch.device | None = None
         seen: set[int] = set()  # the alignments of earlier segments: a finer scope must not share them
         for k, segment in enumerate(self.members()):
-            alignment = None
-            for p in segment:
-                entry = state.get(p)
-                if not entry or self.momentum_key not in entry:
-                    continue
+            members = [p for p in segment if self.momentum_key in state.get(p, ())]
+            if not members:
+                continue
+            alignment = state[members[0]]["alignment"]
+            for p in members:
+                entry = state[p]
                 for key in state_keys:
                     if key != "step" and entry[key].device != p.device:
                         entry[key] = entry[key].to(p.device)
                         has_changed = True
-                if alignment is None:
-                    alignment, home = entry["alignment"], p.device
                 # ZeroRedundancyOptimizer loads state by itself: each parameter then has a copy of s.
                 has_changed |= entry["alignment"] is not alignment
-            if alignment is not None:
-                has_changed |= id(alignment) in seen or alignment.device.type != home.type
-                seen.add(id(alignment))
-                has_changed |= alignment.dtype != self._dtype_of(k, segment)
+            home = next((p for p in members if p.grad is not None), members[0])
+            if norm_home is None and home.grad is not None:
+                norm_home = home.device
+            has_changed |= id(alignment) in seen or alignment.device != home.device
+            seen.add(id(alignment))
+            has_changed |= alignment.dtype != self._dtype_of(k, segment)
         if has_changed:
             self.share_again()
-            self.grad_norm = None if self.grad_norm is None else self.new_grad_norm()
+        norm = self.grad_norm
+        if norm is not None and (has_changed or norm_home not in (None, norm.device)):
+            self.grad_norm = self.new_grad_norm()
 
     def knows_grad_norm(self) -> bool:
-        """Return True if |g| is known: not on several kinds of devices, nor if ranks exchange nothing."""
+        """Return True if |g| can be known: not if ranks exchange nothing."""
         optimizer = self.optimizer
-        params = [p for group in optimizer.param_groups for p in group["params"]]
-        if len({p.is_cpu for p in params if p.grad is not None}) > 1:
-            return False
         options = (optimizer.param_groups or [optimizer.defaults])[0]
         shards: ShardGroup | None = getattr(optimizer, "shards", None)
         if shards is None or options["max_grad_norm"] is not None or options["scope"] != "tensor":
             return True
         return shards.group is None or not has_other_ranks(shards.group)
+
+    def clear_grad_norm(self) -> None:
+        """Note that the last step had no gradient."""
+        if self.grad_norm is not None:
+            self.grad_norm.zero_()
 
     def new_grad_norm(self) -> Tensor:
         """Return a 0 of the dtype and on the device of |g|."""
@@ -202,7 +209,7 @@ class Segments:
 def new_scalar(params: list[Tensor]) -> Tensor:
     """Return a 0 for these parameters, on the device of the first that has a gradient."""
     home = next((p for p in params if p.grad is not None), params[0] if params else None)
-    return torch.zeros((), dtype=scalar_dtype(params), device=None if home is None else home.device)
+    return torch.zeros((), dtype=scalar_dtype(params), device="cpu" if home is None else home.device)
 
 
 def scalar_dtype(params: list[Tensor]) -> torch.dtype:

@@ -67,6 +67,42 @@ def test_add_param_group_midway(cls: type, way: dict[str, Any]) -> None:
         assert optimizer.state[late]["alignment"] is first
 
 
+def test_a_new_group_has_the_shared_options_as_they_are_now(cls: type, way: dict[str, Any]) -> None:
+    if cls not in TORQUE:
+        return
+    first, second = parameters([(4,), (5,)])
+    optimizer = cls([first], max_grad_norm=1.0, **way)
+    optimizer.param_groups[0]["max_grad_norm"] = None  # clipping only at the start
+    optimizer.add_param_group({"params": [second]})
+    assert [group["max_grad_norm"] for group in optimizer.param_groups] == [None, None]
+    with pytest.raises(ValueError, match=r"group 2 has max_grad_norm=1\.0, group 0 has None"):
+        optimizer.add_param_group({"params": parameters([(3,)]), "max_grad_norm": 1.0})
+
+
+def test_a_group_is_the_users_dict(cls: type, way: dict[str, Any]) -> None:
+    group = {"params": iter(parameters([(4,)]))}
+    optimizer = cls([group], **way)
+    group["lr"] = 0.5
+    assert optimizer.param_groups[0]["lr"] == 0.5
+
+
+@pytest.mark.parametrize("device", ["meta"])  # any device where the parameters are not
+def test_the_default_device_does_not_matter(cls: type, way: dict[str, Any], device: str) -> None:
+    options = {"lr": 0.01, **options_for(cls, max_grad_norm=1.0), **way}
+    here, there = (cls(parameters(SHAPES), **options) for _ in range(2))
+    train(here, 3)
+    for step in range(3):
+        for p, g in zip(params_of(there), gradients(params_of(there), step), strict=True):
+            p.grad = g
+        with torch.device(device):
+            there.step()
+    for p, q in zip(params_of(here), params_of(there), strict=True):
+        assert torch.equal(p, q)
+    if cls in TORQUE:
+        with torch.device(device):
+            assert torch.equal(here.alignment, there.alignment) and here.grad_norm == there.grad_norm
+
+
 def test_named_parameters_are_accepted(cls: type, way: dict[str, Any]) -> None:
     model = torch.nn.Linear(3, 2)
     optimizer = cls(model.named_parameters(), **way)

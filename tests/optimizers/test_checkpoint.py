@@ -12,6 +12,8 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict, set_optimizer_state_dict
 
 import tam
 from tests.helpers import (
@@ -31,6 +33,7 @@ from tests.helpers import (
 
 SHAPES = [(3, 5), (7,), ()]
 CLASSES = ALL
+MUON = getattr(torch.optim, "Muon", None) and partial(torch.optim.Muon, nesterov=False)  # since torch 2.9
 
 
 @pytest.fixture(params=TORQUE, ids=lambda cls: cls.__name__)
@@ -119,6 +122,32 @@ def test_another_scope_is_refused_when_values_differ(torque: type) -> None:
     target.load_state_dict(copy.deepcopy(whole.state_dict()))
     assert target.param_groups[0]["scope"] == "tensor"
     assert target.alignment.tolist() == [float(whole.alignment)] * 3
+
+
+@pytest.mark.parametrize("saved_scope", ["group", "tensor"])
+def test_a_checkpoint_of_a_finer_scope_is_refused_after_a_load_in_place(
+    saved_scope: str, tmp_path: Path
+) -> None:
+    """torch.distributed.checkpoint writes into the state: every value into the one tensor of a segment."""
+    models = [torch.nn.Linear(3, 2) for _ in range(3)]
+
+    def make(model: torch.nn.Module, scope: str) -> Any:
+        groups = [{"params": [p]} for p in model.parameters()]
+        return train(tam.TAM(groups, lr=0.1, scope=scope), 3)
+
+    def read(model: torch.nn.Module, optimizer: Any) -> None:
+        state = get_optimizer_state_dict(model, optimizer)
+        dcp.load({"optimizer": state}, checkpoint_id=tmp_path, no_dist=True)
+        set_optimizer_state_dict(model, optimizer, state)
+
+    saved = make(models[0], saved_scope)
+    state = {"optimizer": get_optimizer_state_dict(models[0], saved)}
+    dcp.save(state, checkpoint_id=tmp_path, no_dist=True)
+    with pytest.raises(ValueError, match=rf"has 2 alignments where scope='global'.*scope='{saved_scope}'"):
+        read(models[1], make(models[1], "global"))
+    same = make(models[2], saved_scope)
+    read(models[2], same)
+    assert torch.equal(same.alignment, saved.alignment)
 
 
 def test_own_choice_of_a_backend_is_kept(cls: type) -> None:
@@ -260,12 +289,13 @@ def test_an_old_adam_counts_steps_in_python() -> None:
         (partial(torch.optim.ASGD), tam.TAM),
         (torch.optim.NAdam, tam.AdaTAM),
         (partial(torch.optim.RAdam, decoupled_weight_decay=True), tam.AdaTAMW),
+        pytest.param(MUON, tam.TAM, marks=pytest.mark.skipif(MUON is None, reason="this torch has no Muon")),
     ],
-    ids=["RMSprop", "ASGD", "NAdam", "RAdam"],
+    ids=["RMSprop", "ASGD", "NAdam", "RAdam", "Muon"],
 )
 def test_buffers_of_another_meaning_are_refused(theirs: Any, ours: type) -> None:
-    p = torch.nn.Parameter(torch.ones(3))
-    p.grad = torch.ones(3)
+    p = torch.nn.Parameter(torch.ones(3, 3))
+    p.grad = torch.ones(3, 3)
     optimizer = theirs([p], lr=0.01)
     optimizer.step()
     with pytest.raises(ValueError, match="cannot load this checkpoint"):

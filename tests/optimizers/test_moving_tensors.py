@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import tam
+from tam.step.fused import support
 from tests import moving_tensors
 from tests.helpers import ALL, TORQUE, assert_same, gradients, parameters, train
 
@@ -37,6 +38,31 @@ def test_another_dtype(cls: type, way: dict[str, Any]) -> None:
 
 def test_a_note_before_the_first_step(cls: type, way: dict[str, Any]) -> None:
     moving_tensors.a_note_before_the_first_step(cls, way, "cpu")
+
+
+@pytest.mark.parametrize("torque", TORQUE)
+def test_a_frozen_parameter_on_another_device_is_left_alone(
+    torque: type, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel of a device must never see the address of another one."""
+    # A second device with a kernel; its tensors have no addresses at all.
+    missing_kernel = support.missing_kernel
+    monkeypatch.setattr(
+        support, "missing_kernel", lambda device: None if device.type == "meta" else missing_kernel(device)
+    )
+    optimizers = []
+    for fused in (None, False):
+        trained, frozen = parameters([(5,)])[0], torch.nn.Parameter(torch.ones(4, device="meta"))
+        optimizer = torque([trained, frozen], scope="tensor", fused=fused)
+        frozen.grad, trained.grad = torch.ones(4, device="meta"), torch.ones(5)
+        optimizer.step()  # in torch operations: the parameters are on several devices
+        frozen.requires_grad_(False).grad = None
+        for step in range(2):
+            trained.grad = gradients([trained], step)[0]
+            optimizer.step()
+        optimizers.append(optimizer)
+    assert [optimizer.backend for optimizer in optimizers] == ["c", "loop"]
+    torch.testing.assert_close(*(optimizer.param_groups[0]["params"][0] for optimizer in optimizers))
 
 
 def test_a_graph_whose_backward_transposes_the_gradient() -> None:

@@ -298,7 +298,7 @@ def test_a_checkpoint_without_a_gain_has_the_papers(torque: type) -> None:
     assert_same(train(source, 2, start=3), train(target, 2, start=3))
 
 
-@pytest.mark.parametrize("cls", [tam.AdaTAM, tam.AdaTAMW])
+@pytest.mark.parametrize("cls", [tam.AdaTAM, tam.AdaTAMW, tam.AngularGrad])
 def test_float16_parameters_are_refused(cls: type) -> None:
     half = parameters(SHAPES, torch.float16)
     with pytest.raises(ValueError, match="does not support float16"):
@@ -308,10 +308,11 @@ def test_float16_parameters_are_refused(cls: type) -> None:
         optimizer.add_param_group({"params": half})
     assert len(optimizer.param_groups) == 1
     wide = train(cls(parameters(SHAPES, torch.float64)), 3)
-    before = wide.alignment
+    before = copy.deepcopy(wide.state_dict())
     for group in ({"params": iter(half)}, {"params": half[0]}, {"params": [("w", half[0])]}):
         with pytest.raises(ValueError, match="does not support float16"):
             wide.add_param_group(group)
-    assert wide.alignment.dtype == torch.float64 and torch.equal(wide.alignment, before)
-    with pytest.raises(ValueError, match="float16"):
-        tam.functional.init_adatam(half)
+    assert str(wide.state_dict()) == str(before)
+    for init in (tam.functional.init_adatam, tam.functional.init_angular_grad):
+        with pytest.raises(ValueError, match="float16"):
+            init(half)

@@ -122,6 +122,36 @@ def test_overflowing_sums_leave_s_as_it_was(cls: type, way: dict[str, Any]) -> N
     assert torch.equal(optimizer.alignment, before)
 
 
+def test_a_step_without_gradients_has_no_norm(cls: type, way: dict[str, Any]) -> None:
+    optimizer = train(cls(parameters(SHAPES), **way), 2)
+    before, params = optimizer.alignment, params_of(optimizer)
+    for make_gradients in (lambda p: None, torch.zeros_like):
+        train(optimizer, 1, start=2)
+        before = optimizer.alignment
+        assert float(optimizer.grad_norm) > 0
+        for p in params:
+            p.grad = make_gradients(p)
+        optimizer.step()
+        assert float(optimizer.grad_norm) == 0
+        if params[0].grad is None:
+            assert torch.equal(optimizer.alignment, before)
+
+
+def test_the_norm_over_two_kinds_of_devices_is_not_known(cls: type, torch_way: dict[str, Any]) -> None:
+    params = [*parameters([(4,)]), torch.nn.Parameter(torch.ones(4, device="meta"))]
+    optimizer = cls(params, scope="tensor", **torch_way)
+    for p in params:
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    assert math.isnan(optimizer.grad_norm)
+    optimizer.zero_grad()
+    assert math.isnan(optimizer.grad_norm)
+    params[0].grad = torch.full((4,), 2.0)
+    optimizer.step()
+    params[1].grad = torch.ones(4, device="meta")  # of the next step
+    assert float(optimizer.grad_norm) == 4
+
+
 def test_a_segment_without_gradients_keeps_s(cls: type, way: dict[str, Any]) -> None:
     params = parameters(SHAPES)
     optimizer = train(cls([{"params": params[:2]}, {"params": params[2:]}], scope="group", **way), 3)

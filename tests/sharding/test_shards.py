@@ -186,6 +186,7 @@ def on_three() -> Any:
                 found["zero"].append(zero(cls, options_of(cls, way, **extra)))
     found["lists"] = other_options()
     found["copies"] = copies()
+    found["newcomers"] = [newcomers(options) for options in ({"foreach": False}, {"fused": True})]
     found["few"] = [fewer_tensors_than_ranks(norm) for norm in (None, 1.0)]
     found["dtypes"] = other_dtypes()
     found["refused"] = refused_late()
@@ -322,6 +323,29 @@ def copies() -> Any:
     )
 
 
+def newcomers(options: dict[str, Any]) -> Any:
+    """A new group that only rank 0 has a tensor of, as ZeroRedundancyOptimizer would make it."""
+    rank = dist.get_rank()
+    params = [nn.Parameter(torch.ones(3)) for _ in range(dist.get_world_size())]
+    late = nn.Parameter(torch.ones(2))
+    mine, mine_late = nn.Parameter(torch.ones(3)), nn.Parameter(torch.ones(2))
+    single = tam.TAM(params, lr=0.1, **options)
+    optimizer = tam.TAM([mine], lr=0.1, **options, shard_group=dist.group.WORLD, whole_tensors=True)
+    generator = torch.Generator().manual_seed(0)
+    for step in range(4):
+        if step == 2:
+            single.add_param_group({"params": [late]})
+            optimizer.add_param_group({"params": [mine_late] if rank == 0 else []})
+        for i, p in enumerate(params):
+            p.grad = torch.randn(3, generator=generator)
+            mine.grad = p.grad.clone() if i == rank else mine.grad
+        late.grad = torch.randn(2, generator=generator)
+        mine_late.grad = late.grad.clone()
+        single.step()
+        optimizer.step()
+    return optimizer.alignment, single.alignment, mine.detach(), params[rank].detach()
+
+
 def test_three_ranks(tmp_path: Path) -> None:
     results = on_ranks(on_three, 3, tmp_path)
     for kind in ("own", "unequal", "zero"):
@@ -357,6 +381,9 @@ def test_three_ranks(tmp_path: Path) -> None:
         assert "a pickle does not contain one: set its shard_group again" in complaint and not stored
         assert float(s[0]) != 0 and torch.equal(s[0], s[1]) and torch.equal(s[0], s[2])
         assert norm == pytest.approx(math.sqrt(2 * (1 + 4 + 9)))
+        for s, expected, p, q in result["newcomers"]:
+            torch.testing.assert_close(s, expected, rtol=0, atol=2e-6)
+            torch.testing.assert_close(p, q, rtol=0, atol=2e-6)
 
 
 def check(kind: str, rank: int, row: dict[str, Any], first: dict[str, Any], fused: str = "c") -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ from torch.optim.optimizer import Optimizer, ParamsT
 
 from tam._warnings import warn_user
 from tam.optimizers.torque import TorqueOptimizer
-from tam.options import Scope, refuse_half
+from tam.options import Scope
 from tam.switching import handover, match
 
 if TYPE_CHECKING:
@@ -72,6 +72,7 @@ class AdaTAM(TorqueOptimizer):
 
     lr_family: ClassVar[Literal["sgd", "adam"]] = "adam"
     adaptive: ClassVar[bool] = True
+    _takes_half: ClassVar[bool] = False
     _momentum_key: ClassVar[str] = "exp_avg"
     _state_keys: ClassVar[tuple[str, ...]] = ("step", "exp_avg", "exp_avg_sq")  # type: ignore[misc]
     _shared_options: ClassVar[tuple[str, ...]] = (
@@ -110,22 +111,6 @@ class AdaTAM(TorqueOptimizer):
             "hyperparameters and converts them. If you mean this lr, pass bias_correction=False, the paper's "
             "rule (True shortens the first steps only)"
         )
-
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        # A set or no dict at all: torch's own complaint.
-        if isinstance(param_group, dict) and not isinstance(param_group.get("params"), (Tensor, set)):
-            param_group = {**param_group, "params": list(param_group["params"])}  # it may be a generator
-        if isinstance(param_group, dict):
-            params = param_group["params"]
-            items = [params] if isinstance(params, Tensor) else params
-            tensors = [x[1] if isinstance(x, tuple) else x for x in items]
-            refuse_half(type(self).__name__, [x for x in tensors if isinstance(x, Tensor)])
-        super().add_param_group(param_group)
-
-    def _check_step(self) -> None:
-        super()._check_step()
-        params = (p for group in self.param_groups for p in group["params"] if p.grad is not None)
-        refuse_half(type(self).__name__, params)
 
     @classmethod
     def matching_adam(

@@ -56,6 +56,7 @@ class AngularGrad(Base):
 
     _shared_options: ClassVar[tuple[str, ...]] = (*Base._shared_options, "method", "vote")
     _mark: ClassVar[str] = "method"
+    _takes_half: ClassVar[bool] = False
     _momentum_key: ClassVar[str] = "exp_avg"
 
     def __init__(

@@ -14,7 +14,7 @@ from torch.optim.optimizer import Optimizer, ParamsT, _use_grad_for_differentiab
 from tam._load_hooks import hooks_around_load
 from tam._warnings import warn_user
 from tam.optimizers.checkpoint import describe_parameter, prepare_checkpoint
-from tam.options import check_options
+from tam.options import check_options, refuse_half
 from tam.segments import Segments
 from tam.sharding.dtensor import is_dtensor, local_tensor, redistribute_gradient
 from tam.sharding.exchange import Exchange
@@ -35,6 +35,8 @@ class Base(Optimizer):
     # The state of a parameter, but for the alignment. One that has m has all of it.
     _state_keys: tuple[str, ...]
     _momentum_key: ClassVar[str]
+
+    _takes_half: ClassVar[bool] = True  # False: v underflows in float16
 
     decoupled: ClassVar[bool] = False  # is the weight decay outside the gradient?
 
@@ -83,6 +85,8 @@ class Base(Optimizer):
         if isinstance(param_group, dict):  # else torch's own complaint
             merged = {**self.defaults, **param_group}
             check_options(merged)
+            if not self._takes_half:
+                self._refuse_half(param_group)
             self._warn_of_near_misses(param_group)
             for name in self._shared_options:
                 if self.param_groups and merged[name] != self.param_groups[0][name]:
@@ -91,6 +95,17 @@ class Base(Optimizer):
                         f"{self.param_groups[0][name]!r}: {name} has one value for the whole optimizer"
                     )
         super().add_param_group(param_group)
+
+    def _refuse_half(self, param_group: dict[str, Any]) -> None:
+        """Raise if a new group has float16 parameters, before torch adds it."""
+        params = param_group.get("params")
+        if isinstance(params, set):  # torch's own complaint
+            return
+        if not isinstance(params, Tensor):
+            params = param_group["params"] = list(param_group["params"])  # it may be a generator
+        items = [params] if isinstance(params, Tensor) else params
+        tensors = [x[1] if isinstance(x, tuple) else x for x in items]
+        refuse_half(type(self).__name__, [x for x in tensors if isinstance(x, Tensor)])
 
     def _warn_of_near_misses(self, param_group: dict[str, Any]) -> None:
         """Warn once of a key that looks like a misspelled option; other keys are the users' own."""
@@ -160,6 +175,8 @@ class Base(Optimizer):
             state = dict(zip(keys, columns, strict=True))
             buckets += eager.make_buckets(group, i, theta, grad, state, shares)
         if not buckets and exchange is None:
+            if self.segments is not None:
+                self.segments.clear_grad_norm()
             return
         if grad_scale is not None:
             for bucket in buckets:
@@ -178,6 +195,9 @@ class Base(Optimizer):
 
     def _check_step(self) -> None:
         """Raise if the step cannot be taken, before anything has changed."""
+        if not self._takes_half:
+            params = (p for group in self.param_groups for p in group["params"] if p.grad is not None)
+            refuse_half(type(self).__name__, params)
         for name in self._shared_options:
             values = [group[name] for group in self.param_groups]
             if any(value != values[0] for value in values):

@@ -51,8 +51,8 @@ def prepare_checkpoint(
     foreign = any(_is_foreign(saved, mark, optimizer.defaults) for saved in checkpoint["param_groups"])
     if foreign and any(_has_another_rule(saved) for saved in checkpoint["param_groups"]):
         raise ValueError(
-            f"{type(optimizer).__name__} cannot load this checkpoint: it is of RMSprop, NAdam or a similar "
-            "optimizer, whose buffers mean something else"
+            f"{type(optimizer).__name__} cannot load this checkpoint: it is of RMSprop, NAdam, Muon or a "
+            "similar optimizer, whose buffers mean something else"
         )
     momentum = "betas" if "betas" in optimizer.defaults else "momentum"
     if not foreign and any(momentum not in saved for saved in checkpoint["param_groups"]):
@@ -100,9 +100,14 @@ def _is_foreign(saved: Mapping[str, Any], mark: str | None, options: Mapping[str
 def _has_another_rule(saved: Mapping[str, Any]) -> bool:
     """Return True for groups of optimizers whose buffers have the names of SGD's or Adam's.
 
-    RMSprop and ASGD have `alpha`. NAdam and RAdam can decouple the weight decay, and lack Adam's `amsgrad`.
+    RMSprop and ASGD have `alpha`, Muon has `ns_steps`. NAdam and RAdam can decouple the weight decay, and
+    lack Adam's `amsgrad`.
     """
-    return "alpha" in saved or ("decoupled_weight_decay" in saved and "amsgrad" not in saved)
+    return (
+        "alpha" in saved
+        or "ns_steps" in saved
+        or ("decoupled_weight_decay" in saved and "amsgrad" not in saved)
+    )
 
 
 def _check_counts(optimizer: Optimizer, saved: list[dict[str, Any]]) -> None:
@@ -147,7 +152,7 @@ def _checked(parameter: str, p: Tensor, name: str, entry: Mapping[str, Any]) -> 
     value = entry.get(name)
     if name == "step" and isinstance(value, (int, float)) and value is not True and value is not False:
         # As torch's Adam kept it until 1.12.
-        value = torch.tensor(float(value))
+        value = torch.tensor(float(value), device="cpu")
     if not isinstance(value, Tensor):
         found = ", ".join(sorted(entry))
         raise ValueError(f"{parameter}: the checkpoint has no {name} but {found}: is it another optimizer's?")

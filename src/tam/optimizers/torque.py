@@ -70,9 +70,14 @@ class TorqueOptimizer(Base):
         )  # fmt: skip
 
     def add_param_group(self, param_group: GroupOptions) -> None:
+        is_complete = self.segments is not None  # not in torch's __init__
+        if is_complete and self.param_groups:  # their shared options may have changed since
+            self.defaults |= {name: self._option(name) for name in self._shared_options}
         super().add_param_group(param_group)
-        if self.segments is not None:  # not in torch's __init__
+        if is_complete:
             self.tables = None
+            # A rank whose new group is empty sees no change, and would not compare again as the others do.
+            self._exchange = None
             self.segments.share_again()  # the dtype of a segment's s depends on its parameters' dtypes
             *others, added = self.param_groups
             if not any(map(self._short_average, others)):
@@ -123,8 +128,9 @@ class TorqueOptimizer(Base):
         if exchange is None and on_cpu and len(on_cpu) < len(buckets):
             # No segment is on both kinds of devices; |g| is, so it is not known.
             elsewhere = [bucket for bucket in buckets if bucket.device.type != "cpu"]
-            run_step(EagerBackend(ops, rule, on_cpu), None, found_inf)
-            run_step(EagerBackend(ops, rule, elsewhere), None, found_inf)
+            moved = [run_step(EagerBackend(ops, rule, part), None, found_inf) for part in (on_cpu, elsewhere)]
+            if all(moved) and self.segments.grad_norm is not None:
+                self.segments.grad_norm.fill_(math.nan)
             return
         alignments = [] if exchange is None else self._agree_on_alignments(exchange)
         backend = EagerBackend(ops, rule, buckets, exchange, alignments)
@@ -180,8 +186,11 @@ class TorqueOptimizer(Base):
         self._check_step()
         has_gradients = make_state(self)
         exchange = self._current_exchange(found_inf) if self._is_sharded() else None
+        if not has_gradients and exchange is None:
+            self.segments.clear_grad_norm()
+            return True
         if not has_gradients:
-            return exchange is None  # otherwise the other ranks wait for this one
+            return False  # the other ranks wait for this one
         self.segments.move_state_to_params(self._state_keys)
         self.tables = FusedTables(self._table_inputs(exchange))
         norm = self.segments.grad_norm
@@ -276,7 +285,7 @@ class TorqueOptimizer(Base):
         if self._option("scope") == "global":
             return s[0].clone()
         if not s:  # a rank without tensors, while others have some
-            return torch.zeros(0)
+            return torch.zeros(0, device="cpu")
         return torch.stack([x.to(s[0].device) for x in s])
 
     @property
@@ -334,14 +343,23 @@ class TorqueOptimizer(Base):
                     f"parameter {key} is sharded (a DTensor), but its {plain[0]} in the checkpoint is not: "
                     "load it with torch.distributed.checkpoint's set_optimizer_state_dict"
                 )
+        scope = checkpoint["param_groups"][0].get("scope", "another scope")
+        ours = f"scope={self._option('scope')!r} has one: it was written with scope={scope!r}"
+        groups_of = {p: i for i, group in enumerate(self.param_groups) for p in group["params"]}
         for segment in self.segments.members():
-            values = {float(saved[p]) for p in segment if p in saved}
+            members = [p for p in segment if p in saved]
+            values = {float(saved[p]) for p in members}
             if len(values) > 1:
-                scope = checkpoint["param_groups"][0].get("scope", "another scope")
                 raise ValueError(
-                    f"the checkpoint has {len(values)} different alignments where "
-                    f"scope={self.param_groups[0]['scope']!r} has one: it was written with "
-                    f"scope={scope!r}, so load it into an optimizer with that scope"
+                    f"the checkpoint has {len(values)} different alignments where {ours}, so load it into an "
+                    "optimizer with that scope"
+                )
+            # `torch.distributed.checkpoint.load` writes into the state: here all values into one tensor.
+            written = {"tensor": len(members), "group": len({groups_of[p] for p in members})}.get(scope, 1)
+            if written > 1 and len({id(saved[p]) for p in members}) == 1:
+                raise ValueError(
+                    f"the checkpoint has {written} alignments where {ours}, and was loaded into the state in "
+                    "place, so all but one are lost. Load it into an optimizer with that scope"
                 )
 
     def _finish_load(self, checkpoint: dict[str, Any]) -> None:

@@ -166,7 +166,7 @@ class KernelObserver:
             Column.KIND: [KINDS.index(dtype_name(p)) for p in self.params],
             Column.SIGN: [sign for sign, group in row_signs for _ in group["params"]],
         }
-        rows = torch.tensor([columns[key] for key in Column], dtype=torch.int64)
+        rows = torch.tensor([columns[key] for key in Column], dtype=torch.int64, device="cpu")
         self.aligned_state = self.aligned = not (rows[: Column.NUMEL] % 16).any()
         self.dtypes = sum(1 << kind for kind in set(columns[Column.KIND]))
         self.launcher = Launcher(columns[Column.NUMEL], self.device)
@@ -175,7 +175,7 @@ class KernelObserver:
         if isinstance(self.optimizer, TorqueOptimizer):
             norm = self.optimizer.grad_norm if self.norm is None else self.norm
             readings = [*self.optimizer.segments.alignments(), norm]
-        addresses = torch.tensor([*map(Tensor.data_ptr, readings)], dtype=torch.int64)
+        addresses = torch.tensor([*map(Tensor.data_ptr, readings)], dtype=torch.int64, device="cpu")
         self.sources = upload(addresses, self.device)
         self.tensors = [*self.params, *(m for m in self.momenta if m is not None), *readings]
         self.fingerprint = Fingerprint(self.tensors)

@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, get_args
 
-import torch
 from torch.optim import SGD, Optimizer
 
 from tam._wrappers import layers, unwrap
@@ -91,7 +90,7 @@ def read_alignments(block: Block, s: list[float], smoothing: float) -> list[list
     if issubclass(block.cls, TorqueOptimizer):
         return [row[: -NORMS - 1] for row in values.tolist()]
     sums, alignments = values[:, :3], []
-    cosines = smooth_cosine(sums, torch.zeros(len(sums), dtype=sums.dtype), 0.0).tolist()
+    cosines = smooth_cosine(sums, sums.new_zeros(len(sums)), 0.0).tolist()
     for cosine, is_finite in zip(cosines, sums.isfinite().all(-1).tolist(), strict=True):
         if is_finite:
             s = [smoothing * sum(s) / len(s) + (1 - smoothing) * cosine]  # before it there may be several

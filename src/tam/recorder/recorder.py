@@ -156,7 +156,8 @@ class Recorder:
         if width > 1:  # a handover may have changed how many there are
             lists = [value if isinstance(value, list) else [value] for value in values]
             values = [value + [math.nan] * (width - len(value)) for value in lists]
-        return torch.tensor(values, dtype=torch.int64 if quantity == "step" else torch.float64)
+        dtype = torch.int64 if quantity == "step" else torch.float64
+        return torch.tensor(values, dtype=dtype, device="cpu")
 
     def __iter__(self) -> Iterator[Row]:
         return self.rows()

@@ -93,7 +93,7 @@ class Exchange:
         # In place: to assign a number would wait for the device.
         total = sums[-1].zero_()
         if found_inf is not None:
-            total[FOUND_INF].copy_(torch.as_tensor(found_inf).reshape(()))
+            total[FOUND_INF].copy_(torch.as_tensor(found_inf, device=total.device).reshape(()))
         if self.local_rows:
             total[Sum.GG].copy_(sums[self.index_tensor(self.local_rows, sums.device), Sum.GG].sum())
         whole_tensors_gg = None

@@ -91,7 +91,7 @@ def _check(result: float) -> float:
 
 def rows_are_segments(rows: Tensor, segments: Tensor) -> bool:
     """Return True if row k is segment k and share k, as `tam_step_per_tensor` assumes."""
-    order = torch.arange(rows.shape[1])
+    order = torch.arange(rows.shape[1], device=rows.device)
     shares = segments[[Segment.FIRST, Segment.COUNT]]
     return (
         segments.shape[1] == len(order)
@@ -110,11 +110,11 @@ class CpuBackend:
         self.rows, self.segments = rows, segments
         # Of all shares, also those of which there is nothing here, and of the whole.
         shares = int(segments[Segment.COUNT].sum())
-        self.sums = torch.zeros(shares + 1, len(Sum), dtype=torch.float64)
+        self.sums = torch.zeros(shares + 1, len(Sum), dtype=torch.float64, device="cpu")
         self.steps_per_tensor = (
             rule.max_grad_norm is None and not exchanges and rows_are_segments(rows, segments)
         )
-        self.gradients = self.options = torch.empty(0)
+        self.gradients = self.options = torch.empty(0, device="cpu")
         self.flags = (
             Flag.ADAPTIVE * rule.adaptive
             | Flag.DECOUPLED * rule.decoupled
@@ -124,10 +124,10 @@ class CpuBackend:
         )
 
     def set_gradients(self, addresses: list[int]) -> None:
-        self.gradients = torch.tensor(addresses, dtype=torch.int64)
+        self.gradients = torch.tensor(addresses, dtype=torch.int64, device="cpu")
 
     def set_options(self, options: list[list[float]]) -> None:
-        self.options = torch.tensor(options, dtype=torch.float64)
+        self.options = torch.tensor(options, dtype=torch.float64, device="cpu")
 
     def set_lr(self, group: int, lr: Tensor) -> None:
         self.options[group, Option.LR] = lr

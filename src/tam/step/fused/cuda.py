@@ -37,7 +37,7 @@ class CudaBackend(Launcher):
         for share, count in zip(rows[Row.SHARE].tolist(), self.chunk_counts, strict=True):
             counts[share] += count
         columns = {Share.FIRST_CHUNK: [0, *accumulate(counts)][:-1], Share.CHUNK_COUNT: counts}
-        shares = torch.tensor([columns[key] for key in Share], dtype=torch.int64)
+        shares = torch.tensor([columns[key] for key in Share], dtype=torch.int64, device="cpu")
         self.rows, self.segments, self.shares = (upload(x, device) for x in (rows, segments, shares))
         self.sums = torch.zeros(n_shares + 1, len(Sum), dtype=torch.float64, device=device)
         self.gradients, self.options = PinnedTable(device), PinnedTable(device)

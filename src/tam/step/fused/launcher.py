@@ -33,7 +33,8 @@ class Launcher:
         # An empty tensor has one, for its step count.
         self.chunk_counts = [max(1, -(-n // self.chunk)) for n in numel]
         chunks = [(row, i) for row, count in enumerate(self.chunk_counts) for i in range(count)]
-        self.chunks = upload(torch.tensor(chunks, dtype=torch.int32).t().contiguous(), device)
+        table = torch.tensor(chunks, dtype=torch.int32, device="cpu").t().contiguous()
+        self.chunks = upload(table, device)
         self.launches: dict[tuple[Any, ...], Launch] = {}
 
     def device_guard(self) -> AbstractContextManager[Any]:
@@ -93,7 +94,7 @@ class PinnedTable:
     def set(self, values: array[Any]) -> None:
         dtype = torch.int64 if values.typecode == "q" else torch.float64
         if self.device.type != "cuda":
-            self.on_device = torch.tensor(values.tolist(), dtype=dtype)
+            self.on_device = torch.tensor(values.tolist(), dtype=dtype, device=self.device)
             return
         if self.on_device.numel() != len(values):
             self.on_device = torch.empty(len(values), dtype=dtype, device=self.device)
@@ -114,7 +115,8 @@ class PinnedTable:
 
     def _new_slots(self) -> None:
         shape = (SLOTS, self.on_device.numel())
-        self.slots = list(torch.empty(shape, dtype=self.on_device.dtype, pin_memory=True).unbind())
+        slots = torch.empty(shape, dtype=self.on_device.dtype, device="cpu", pin_memory=True)
+        self.slots = list(slots.unbind())
         self.next, self.copy_done = 0, torch.cuda.Event()  # type: ignore[no-untyped-call]
 
     def for_capture(self) -> GraphTable:

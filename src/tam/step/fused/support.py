@@ -190,8 +190,10 @@ def match_layout(p: Tensor, state: dict[str, Tensor], keys: tuple[str, ...]) -> 
             state[key] = torch.empty_like(p, memory_format=torch.preserve_format).copy_(x)
 
 
-def can_join(p: Tensor, state: dict[str, Tensor], keys: tuple[str, ...]) -> bool:
-    """Return True if the kernels can take a parameter that has state and no gradient now."""
+def can_join(p: Tensor, state: dict[str, Tensor], keys: tuple[str, ...], device: torch.device) -> bool:
+    """Return True if a device's kernels can take a parameter that has state and no gradient now."""
+    if local_tensor(p).device != device:
+        return False
     tensors = [local_tensor(p), *(local_tensor(state[key]) for key in keys)]
     have_shape = all(state[key].shape == p.shape for key in keys if key != "step")
     return have_shape and why_not_fused([p]) is None and all(map(is_within_storage, tensors))

@@ -172,12 +172,11 @@ class FusedTables:
         self._shared_values = [*map(self._shared_options, groups)]
         self._every_param = [p for group in groups for p in group["params"]]
         self._group_sizes = [len(group["params"]) for group in groups]
-        # A parameter without a gradient takes no part: its memory may have been freed.
+        with_state = [p for p in self._every_param if rule.momentum_key in state.get(p, ())]
+        device = local_tensor(next(p for p in with_state if p.grad is not None)).device
+        # One without a gradient takes no part: it may be on another device, or its memory freed.
         self.params = [
-            p
-            for p in self._every_param
-            if rule.momentum_key in state.get(p, ())
-            and (p.grad is not None or support.can_join(p, state[p], keys))
+            p for p in with_state if p.grad is not None or support.can_join(p, state[p], keys, device)
         ]
         members = set(self.params)
         self._waiting = [p for p in self._every_param if p not in members]
@@ -243,7 +242,7 @@ class FusedTables:
             Row.GROUP: [group_of[p] for p in self.params],
             Row.KIND: [KINDS.index(support.dtype_name(p)) for p in shards],
         }
-        return torch.tensor([columns[key] for key in Row], dtype=torch.int64)
+        return torch.tensor([columns[key] for key in Row], dtype=torch.int64, device="cpu")
 
     def _segment_table(self) -> Tensor:
         table = [[0] * len(self.alignments) for _ in Segment]
@@ -252,7 +251,7 @@ class FusedTables:
             table[Segment.COUNT][self.segment_of_share[i]] += 1
         table[Segment.ALIGNMENT] = [s.data_ptr() for s in self.alignments]
         table[Segment.WIDE] = [int(s.dtype == torch.float64) for s in self.alignments]
-        return torch.tensor(table, dtype=torch.int64)
+        return torch.tensor(table, dtype=torch.int64, device="cpu")
 
     # ------------------------------------------------------------------ using the tables
 
@@ -309,6 +308,7 @@ class FusedTables:
                 return False
             addresses = [-1 if g is None else g.data_ptr() for g in grads]
             if max(addresses) < 0 and self.exchange is None:
+                norm.zero_()
                 return True
         if min(addresses) <= 0:  # there are none, empty ones, or such as wrap another tensor
             grads = [g if g is None else local_tensor(g) for g in grads]
@@ -381,8 +381,11 @@ def _own_options(group: GroupOptions) -> tuple[Any, ...]:
     lr = group["lr"]
     if isinstance(lr, Tensor):
         lr = float(lr) if lr.device.type == "cpu" else None
+    decay = group["weight_decay"]
+    if isinstance(decay, Tensor):  # which somebody may change in place
+        decay = float(decay)
     betas = tuple(group["betas"]) if "betas" in group else (group["momentum"], 0.0)
-    return lr, betas, group.get("eps", 0.0), group["floor"], group["weight_decay"], group["maximize"]
+    return lr, betas, group.get("eps", 0.0), group["floor"], decay, group["maximize"]
 
 
 def _option_row(own: tuple[Any, ...], rule: Rule) -> list[float]:
