@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from torch.optim import SGD, Adam, AdamW, Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, CyclicLR, LambdaLR, LRScheduler, OneCycleLR
 
@@ -123,6 +124,48 @@ def test_it_resumes_to_the_bit(
     go(again, again_scheduler, saved_at, SWITCH + 8)
     assert_same(again, whole)
     assert again.param_groups[0]["lr"] == whole.param_groups[0]["lr"]
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+def test_the_lr_in_use_is_shown_after_a_step_of_the_scheduler_and_after_a_load(
+    pair: Callable[[], tam.Warmup],
+) -> None:
+    ratio = {"tam_to_sgd": 0.5, "adamw_to_adatamw": 0.2, "adatam_to_adam": 5.0, "tam_to_adam": 0.05}
+    warmup = pair()
+    base = warmup.param_groups[0]["lr"]
+    scheduler = LambdaLR(warmup, lambda t: 1 / (t + 1))
+    for t in range(SWITCH + 2):
+        train(warmup, 1, start=t)
+        scheduler.step()
+        used = base / (t + 2) * (ratio[pair.__name__] if warmup.switched else 1.0)
+        assert warmup.optimizer.param_groups[0]["lr"] == pytest.approx(used)
+    loaded = pair()
+    loaded.load_state_dict(warmup.state_dict())
+    assert loaded.optimizer.param_groups[0]["lr"] == pytest.approx(used)
+    assert loaded.optimizer.param_groups[0]["initial_lr"] == pytest.approx(base * ratio[pair.__name__])
+    assert loaded.param_groups[0]["lr"] == pytest.approx(base / (SWITCH + 3))
+    assert loaded.param_groups[0]["initial_lr"] == base
+
+
+@pytest.mark.parametrize("lr", [1e-3, torch.tensor(1e-3)])
+def test_a_loaded_warmup_is_handed_over_like_the_one_that_was_saved(lr: float | Tensor) -> None:
+    """Back at AdamW, lr and weight decay are those it began with, times what the scheduler did to lr."""
+
+    def make() -> tam.Warmup:
+        first = AdamW(parameters(SHAPES), lr=copy.copy(lr), weight_decay=0.1, foreach=False)
+        return tam.Warmup(first, tam.AdaTAMW, SWITCH)
+
+    warmup = make()
+    scheduler = LambdaLR(warmup, lambda t: 0.5**t)
+    train(warmup, SWITCH + 1)
+    scheduler.step()
+    loaded = make()
+    loaded.load_state_dict(copy.deepcopy(warmup.state_dict()))
+    for each in (warmup, loaded):
+        group = tam.handover(each.optimizer, AdamW, scheduler=[]).param_groups[0]
+        assert float(group["lr"]) == pytest.approx(5e-4)
+        assert float(group["initial_lr"]) == pytest.approx(1e-3)
+        assert float(group["weight_decay"]) == pytest.approx(0.1)
 
 
 def test_a_checkpoint_can_be_read_without_pickle() -> None:

@@ -17,6 +17,7 @@ from tam.sharding.shard_group import set_shards, shards_of
 from tam.switching.carry import Buffers, carry_buffers
 from tam.switching.plan import Plan
 from tam.switching.rules import WARMUP_KEYS, NoRuleError, choose_buffers, explain_handover, refuse_options
+from tam.switching.schedulers import GROUP_RATES
 from tam.switching.transfer import ParamGroup, check_alignment
 
 Factory = Callable[[list[ParamGroup]], Optimizer]
@@ -94,7 +95,12 @@ class Warmup(Optimizer):
 
     @property
     def optimizer(self) -> Optimizer:
-        """The active optimizer: the one that takes the next step."""
+        """The active optimizer: the one that takes the next step, with the options it would use now."""
+        self._lend()
+        return self._active
+
+    @property
+    def _active(self) -> Optimizer:
         return self.first if self._second is None else self._second
 
     @property
@@ -129,9 +135,9 @@ class Warmup(Optimizer):
 
     def _reading(self, name: str) -> Any:
         """Return a reading of the active optimizer; raise AttributeError, for hasattr, if it has none."""
-        if not hasattr(type(self.optimizer), name):
-            raise AttributeError(f"Warmup has no {name} now: {type(self.optimizer).__name__} is at work")
-        return getattr(self.optimizer, name)
+        if not hasattr(type(self._active), name):
+            raise AttributeError(f"Warmup has no {name} now: {type(self._active).__name__} is at work")
+        return getattr(self._active, name)
 
     def __repr__(self) -> str:
         group = self.param_groups[0]
@@ -160,9 +166,8 @@ class Warmup(Optimizer):
             What the closure returns, or None without one.
         """
         self._check_cycled_momentum()
-        active = self.optimizer
-        if self._second is not None:
-            self._lend(self._second)
+        self._lend()
+        active = self._active
         amp_inputs = [name for name in _AMP if hasattr(self, name)]
         for name in amp_inputs:
             setattr(active, name, getattr(self, name))
@@ -180,10 +185,13 @@ class Warmup(Optimizer):
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
-        return bool(getattr(self.optimizer, "_step_supports_amp_scaling", False))
+        return bool(getattr(self._active, "_step_supports_amp_scaling", False))
 
-    def _lend(self, second: Optimizer) -> None:
+    def _lend(self) -> None:
         """Write the options as they stand in our groups, lr times the ratio, to the second optimizer."""
+        second = self._second
+        if second is None:  # the first has our groups
+            return
         for ours, group in zip(self.param_groups, second.param_groups, strict=True):
             group |= {k: ours[k] for k in second.defaults if k != "lr"}
             if isinstance(ours["lr"], Tensor):
@@ -235,8 +243,8 @@ class Warmup(Optimizer):
     def _activate(self, second: Optimizer | None) -> None:
         """Make the second optimizer (None: the first) the active one."""
         self._second = second
-        self.state = self.optimizer.state
-        self.defaults = {**self.optimizer.defaults, "lr": self.first.defaults["lr"]}
+        self.state = self._active.state
+        self.defaults = {**self._active.defaults, "lr": self.first.defaults["lr"]}
 
     def _make_second(self) -> tuple[Optimizer, Plan[Optimizer] | None]:
         """Return the second optimizer, without state, and the plan of it where there is one."""
@@ -349,6 +357,9 @@ class Warmup(Optimizer):
             else:
                 self.first.state.clear()
                 self.param_groups = [dict(group) for group in second.param_groups]
+                for group in second.param_groups:  # a checkpoint has them as our groups do
+                    rates = [key for key in ("lr", *GROUP_RATES) if key in group]
+                    group |= {key: group[key] * group[RATIO] for key in rates}
             self._activate(second)
 
         with hooks_around_load(self, before, after):
