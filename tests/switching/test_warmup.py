@@ -365,6 +365,41 @@ def test_a_scheduler_may_cycle_a_momentum_both_have() -> None:
     assert len(set(seen)) == SWITCH + 3
 
 
+@pytest.mark.parametrize("buffers", [None, "keep", "fresh"])
+@pytest.mark.parametrize("cls, to, decay", [(AdamW, tam.AdaTAMW, 0.1), (tam.AdaTAMW, AdamW, 0.5)])
+def test_it_switches_with_the_beta1_of_the_scheduler(
+    cls: type[Optimizer], to: type[Optimizer], decay: float, buffers: str | None
+) -> None:
+    """Like a hand-over at the same step: lr, weight decay and buffers go by one beta1."""
+
+    def make() -> Optimizer:
+        return cls(parameters(SHAPES), lr=1e-3, weight_decay=decay)
+
+    def go(optimizer: Optimizer, scheduler: LRScheduler, start: int, stop: int) -> None:
+        for t in range(start, stop):
+            train(optimizer, 1, start=t)
+            scheduler.step()
+
+    warmup = tam.Warmup(make(), to, SWITCH, buffers=buffers)
+    go(warmup, OneCycleLR(warmup, 0.01, total_steps=40), 0, SWITCH + 2)
+    first = make()
+    scheduler = OneCycleLR(first, 0.01, total_steps=40)
+    go(first, scheduler, 0, SWITCH - 1)
+    train(first, 1, start=SWITCH - 1)
+    beta1, lr = first.param_groups[0]["betas"][0], first.param_groups[0]["lr"]
+    assert 0.87 < beta1 < 0.94
+    ratio = 2 * (1 - beta1) if cls is AdamW else 1 / (2 * (1 - beta1))
+    second = tam.handover(first, to, buffers=buffers, scheduler=scheduler)
+    assert second.param_groups[0]["lr"] == pytest.approx(lr * ratio)
+    scheduler.step()
+    go(second, scheduler, SWITCH, SWITCH + 2)
+    assert warmup.param_groups[0]["warmup_ratio"] == pytest.approx(ratio)
+    for name in ("lr", "weight_decay", "betas"):
+        assert warmup.optimizer.param_groups[0][name] == pytest.approx(second.param_groups[0][name])
+    for x, y in zip(tensors(warmup.optimizer), tensors(second), strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-5, atol=1e-7)
+
+
 def test_parameters_without_gradients_and_first_gradients_after_the_switch() -> None:
     warmup = tam_to_sgd()
     params = params_of(warmup)

@@ -32,9 +32,10 @@ class Warmup(Optimizer):
     The paper's warm-up: `Warmup(tam.TAM(params, lr=0.2), torch.optim.SGD, steps)`.
 
     There is one list `param_groups`, and `group["lr"]` always belongs to the scheduler: after the switch the
-    second optimizer uses it times a fixed ratio, `group["warmup_ratio"]`. All other options in a group are
-    those of the active optimizer. Steps are counted as calls of `step`. A step that GradScaler skips inside
-    a fused step counts, too, since the host does not know of it.
+    second optimizer uses it times `group["warmup_ratio"]`. If `then` is a class, the options at the switch
+    decide the ratio. All other options in a group are those of the active optimizer. Steps are counted as
+    calls of `step`. A step that GradScaler skips inside a fused step counts, too, since the host does not
+    know of it.
 
     Args:
         first: The optimizer to begin with; leave its steps to this one.
@@ -229,7 +230,7 @@ class Warmup(Optimizer):
 
     @_disable_dynamo
     def _switch(self) -> None:
-        second, _ = self._make_second()
+        second, plan = self._make_second()
         buffers = choose_buffers(type(self.first), type(second), self.buffers)
         carry_buffers(self.first, second, buffers, alignment=self.settled_alignment, release=True)
         # Our groups stay the same objects, and show the options of the active optimizer.
@@ -238,6 +239,9 @@ class Warmup(Optimizer):
             for name in [name for name in self.first.defaults if name not in second.defaults]:
                 ours.pop(name, None)
             ours |= {k: group[k] for k in second.defaults if k != "lr"}
+        if plan is not None:  # a scheduler may have cycled beta1, by which buffers and weight decay go, too
+            for ours, factor in zip(self.param_groups, plan.factors, strict=True):
+                ours[RATIO] = factor
         self._activate(second)
 
     def _activate(self, second: Optimizer | None) -> None:
