@@ -329,6 +329,39 @@ def test_a_group_can_be_added(at: int) -> None:
     assert again.switched
 
 
+def sgd_to_tam() -> tam.Warmup:
+    return tam.Warmup(SGD(parameters(SHAPES), lr=0.02, momentum=0.9), tam.TAM, SWITCH)
+
+
+def tam_to_adam_in_float64() -> tam.Warmup:
+    first = tam.TAM(parameters(SHAPES, torch.float64), lr=0.02)
+    return tam.Warmup(first, lambda groups: Adam(groups, lr=1e-3), SWITCH)
+
+
+@pytest.mark.parametrize("pair, at, options, message", [
+    (sgd_to_tam, 2, {"nesterov": True}, "nesterov=True"),
+    (sgd_to_tam, SWITCH + 2, {"lr": -1.0}, "lr must be"),
+    (tam_to_adam, 2, {"lr": 0.0}, "lr is 0"),
+    (tam_to_adam_in_float64, 2, {"lr": 0.0}, "lr is 0"),  # with float32 parameters, s would be float32
+    (adamw_to_adatamw, 2, {"eps": -1.0}, "eps must be"),  # AdamW has taken it
+])  # fmt: skip
+def test_a_group_that_is_refused_changes_nothing(
+    pair: Callable[[], tam.Warmup], at: int, options: dict[str, Any], message: str
+) -> None:
+    warmup, twin = pair(), pair()
+    train(warmup, at), train(twin, at)
+    added = parameters([(3,)], seed=9)
+    before = tensors(warmup)
+    with pytest.raises(ValueError, match=message):
+        warmup.add_param_group({"params": added, **options})
+    assert {len(each.param_groups) for each in (warmup, warmup.first, warmup.optimizer)} == {1}
+    assert all(x.data_ptr() == y.data_ptr() for x, y in zip(tensors(warmup), before, strict=True))
+    assert_same(warmup, twin)
+    assert_same(train(warmup, 7, start=at), train(twin, 7, start=at))
+    warmup.add_param_group({"params": added})
+    train(warmup, 1)
+
+
 @pytest.mark.parametrize("scheduler", [
     lambda o: OneCycleLR(o, 0.1, total_steps=20), lambda o: CyclicLR(o, 0.01, 0.1),
 ])  # fmt: skip

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, overload
 
 from torch import Tensor
@@ -301,15 +302,13 @@ class Warmup(Optimizer):
             param_group = {**param_group, "params": list(params)}
         progress = {key: self.param_groups[0][key] for key in WARMUP_KEYS}
         if self._second is None:
-            self.first.add_param_group(param_group)
-            self.param_groups[-1] |= {**progress, RATIO: self._lr_ratios(*self._make_second())[-1]}
+            with _unchanged_by_errors(self.first):
+                self.first.add_param_group(param_group)
+                self.param_groups[-1] |= {**progress, RATIO: self._lr_ratios(*self._make_second())[-1]}
             return
-        self.first.add_param_group({"params": param_group["params"]})
-        try:
+        with _unchanged_by_errors(self.first), _unchanged_by_errors(self._second):
+            self.first.add_param_group({"params": param_group["params"]})
             self._second.add_param_group({**self.defaults, **param_group})
-        except Exception:
-            del self.first.param_groups[-1]
-            raise
         self.param_groups.append({**self._second.param_groups[-1], **progress})
 
     # ------------------------------------------------------------------ checkpoints
@@ -368,6 +367,21 @@ class Warmup(Optimizer):
 
         with hooks_around_load(self, before, after):
             super().load_state_dict(state_dict)
+
+
+@contextmanager
+def _unchanged_by_errors(optimizer: Optimizer) -> Iterator[None]:
+    """Inside, an error takes back the group that was added, and what that has changed in the state."""
+    group_count = len(optimizer.param_groups)
+    params = [p for group in optimizer.param_groups for p in group["params"] if p in optimizer.state]
+    state_by_param = {p: dict(optimizer.state[p]) for p in params}
+    try:
+        yield
+    except BaseException:
+        del optimizer.param_groups[group_count:]
+        for p, state in state_by_param.items():
+            optimizer.state[p].update(state)
+        raise
 
 
 def _refuse_options(optimizer: Optimizer, remedy: Callable[[str], str]) -> None:
