@@ -114,6 +114,36 @@ def test_the_effective_lr_by_group() -> None:
     assert recorder["effective_lr"][-1] == pytest.approx(0.5 * (1 + float(adatam.alignment)), rel=1e-6)
 
 
+def test_the_effective_lr_goes_by_the_dampening() -> None:
+    """On a steady gradient it is |update| / |g| at last, and 1 - dampening weighs g only with a momentum."""
+    for momentum, expected in ((0.9, 0.025), (0.0, 0.01)):
+        (p,) = parameters([(3,)], torch.float64)
+        sgd = SGD([p], lr=0.01, momentum=momentum, dampening=0.75)
+        recorder = tam.Recorder(sgd)
+        for _ in range(300):
+            p.grad = torch.tensor([1.0, -2.0, 3.0], dtype=torch.float64)
+            sgd.step()
+        assert recorder["effective_lr"].tolist() == pytest.approx([expected] * 300)
+        assert recorder["update_norm"][-1] / recorder["grad_norm"][-1] == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("scope", ["global", "group", "tensor"])
+def test_the_effective_lr_of_as_many_groups_as_parameters(scope: str) -> None:
+    """The mean s of the first group's tensors counts under scope="tensor", though it has two of two."""
+    p, q = parameters([(3,), (3,)])
+    torque = tam.TAM([{"params": [p, q]}, {"params": []}], lr=0.1, momentum=0.5, scope=scope)
+    recorder = tam.Recorder(torque)
+    for t in range(6):
+        p.grad, q.grad = torch.ones(3), torch.full((3,), (-1.0) ** t)  # s of p rises, s of q falls
+        torque.step()
+    s = torque.alignment.reshape(-1).double()
+    if scope == "tensor":
+        assert s[0] > 0.3 and s[1] < -0.3
+    means = {"global": [s[0], s[0]], "group": [s[0], s[-1]], "tensor": [s.mean(), 0.0]}[scope]
+    expected = [0.1 * (1 + float(mean)) for mean in means]
+    assert recorder["effective_lr"][-1].tolist() == pytest.approx(expected)
+
+
 @pytest.mark.parametrize("scope, gain", [("global", 16.0), ("tensor", 4.0)])
 def test_damping_and_effective_lr_go_by_the_gain(scope: str, gain: float) -> None:
     """d = (1 + clip(gain s, -1, 1)) / 2, and an effective lr of 10 lr d at a momentum of 0.9."""

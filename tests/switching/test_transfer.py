@@ -55,6 +55,8 @@ def test_bad_input(options: dict[str, Any], name: str) -> None:
     [
         (torch.optim.SGD, {}, 1.0),
         (torch.optim.SGD, {"momentum": 0.9}, 10.0),
+        (torch.optim.SGD, {"momentum": 0.9, "dampening": 0.75}, 2.5),
+        (torch.optim.SGD, {"dampening": 0.75}, 1.0),
         (tam.TAM, {}, 6.0),
         (tam.TAM, {"momentum": 0.0}, 0.6),
         (tam.TAM, {"gain": 3.0}, 8.0),

@@ -124,9 +124,8 @@ def _derive_quantity(
     squares = {"momentum_norm": momentum, "update_norm": update, "update_ratio": ratio}
     if quantity in squares:
         return _sqrt_or_nan(squares[quantity])
-    sizes = [size for size, _ in mark.groups]
     return _unlist_single([
-        lr * settled_step(cls, options, _group_alignment(s, i, sizes))
+        lr * settled_step(cls, options, _group_alignment(s, i, mark))
         for i, (lr, (_, options)) in enumerate(zip(rates, mark.groups, strict=True))
     ])  # fmt: skip
 
@@ -135,12 +134,12 @@ def _sqrt_or_nan(x: float) -> float:
     return math.sqrt(x) if x >= 0 else math.nan
 
 
-def _group_alignment(s: list[float], i: int, sizes: list[int]) -> float:
-    """Return s of group i: of the optimizer, of the group, or the mean over its tensors."""
-    if len(s) == 1:
-        return s[0]
-    if len(s) == len(sizes):
-        return s[i]
+def _group_alignment(s: list[float], i: int, mark: Mark) -> float:
+    """Return s of group i under its scope: of the optimizer, of the group, or the mean over its tensors."""
+    scope = mark.groups[i][1].get("scope", "global")  # other optimizers than ours have one s and no scope
+    if scope != "tensor":
+        return s[i] if scope == "group" else s[0]
+    sizes = [size for size, _ in mark.groups]
     members = s[sum(sizes[:i]) : sum(sizes[: i + 1])]
     return sum(members) / len(members) if members else 0.0
 

@@ -67,7 +67,8 @@ class Recorder:
     - `update_norm`, `update_ratio`: the norm of the change of all parameters, and that norm divided by the
       norm of the parameters before the step.
     - `effective_lr`, per group: $\eta d / (1 - \beta)$ for TAM, AdaTAM and AdaTAMW, $\eta / (1 - \beta)$ for
-      SGD, $\eta$ for Adam, AdamW and with `ema=True`.
+      SGD (times 1 - `dampening` if it has a momentum), $\eta$ for Adam, AdamW and with `ema=True`. With
+      `scope="tensor"`, $d$ is that of the mean $s$ of the group's tensors.
 
     No step waits for the device: measurements go to a ring buffer there, which is fetched when it is full.
     `update_norm` and `update_ratio` need a copy of the parameters. Leave them out if memory is short.

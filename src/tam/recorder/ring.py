@@ -11,7 +11,8 @@ from torch.optim import Optimizer
 
 from tam.step.eager import accumulator_dtype
 
-_STEP_OPTIONS = ("momentum", "betas", "floor", "gain", "ema")  # d and the effective lr depend on them
+# d and the effective lr depend on them.
+_STEP_OPTIONS = ("momentum", "dampening", "betas", "scope", "floor", "gain", "ema")
 
 
 @dataclass(frozen=True)

@@ -99,12 +99,13 @@ def settled_step(cls: type[Optimizer], group: Mapping[str, Any], alignment: floa
     is_average = not is_torque(cls) or group.get("ema", False)
     if family(cls) != "sgd" and is_average:
         return 1.0
-    weight = 1.0
+    beta: float = group["momentum"] if family(cls) == "sgd" else group["betas"][0]
     if is_torque(cls):
         weight = damping_of(alignment, group.get("gain", 1.0))
         if group["floor"] > NEGLIGIBLE:
             weight = weight + group["floor"]
-    beta: float = group["momentum"] if family(cls) == "sgd" else group["betas"][0]
+    else:  # SGD, which ignores dampening without momentum
+        weight = 1 - group.get("dampening", 0.0) if beta else 1.0
     return weight / (1 - beta)
 
 
