@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -378,6 +379,56 @@ def test_the_ways_out_that_the_message_names_work(
     exec(code_in(error), {"optimizer": first})
     new = train(tam.handover(first, to), 1)
     assert len(new.state) == len(SHAPES) + 1 and type(new) is to
+
+
+def sgd_on_an_embedding() -> tuple[torch.nn.Embedding, Optimizer]:
+    """Sparse gradients give SGD a sparse momentum buffer."""
+    torch.manual_seed(0)
+    embedding, linear = torch.nn.Embedding(5, 3, sparse=True), torch.nn.Linear(3, 1)
+    first = SGD([{"params": linear.parameters()}, {"params": embedding.parameters()}], lr=0.1, momentum=0.9)
+    for _ in range(2):
+        first.zero_grad()
+        linear(embedding(torch.tensor([1, 2]))).sum().backward()
+        first.step()
+    assert first.state[embedding.weight]["momentum_buffer"].is_sparse
+    return embedding, first
+
+
+@pytest.mark.parametrize("buffers", [None, "keep", "rescale"])
+def test_a_sparse_momentum_is_refused_before_anything_changes(buffers: Any) -> None:
+    embedding, first = sgd_on_an_embedding()
+    message = r"parameter 0 of group 1 \(shape \(5, 3\)\) has a sparse momentum_buffer.*TAM.*sparse=False"
+    for hand_over in (tam.explain_handover, tam.handover):
+        with pytest.raises(ValueError, match=message):
+            hand_over(first, tam.TAM, buffers=buffers)
+    with pytest.raises(ValueError, match=message):
+        tam.TAM.from_sgd(first, buffers=buffers)
+    assert first.state[embedding.weight]["momentum_buffer"].is_sparse
+
+
+def test_the_ways_out_of_a_sparse_momentum_work() -> None:
+    embedding, first = sgd_on_an_embedding()
+    with pytest.raises(ValueError, match=r'leave them behind \(buffers="fresh"\)') as error:
+        tam.TAM.from_sgd(first)
+    assert not tam.TAM.from_sgd(first, buffers="fresh").state
+    m = first.state[embedding.weight]["momentum_buffer"].to_dense()
+    (code,) = re.findall(r"\((for .*?\.to_dense\(\))\)", str(error.value))
+    exec(code, {"optimizer": first})
+    new = tam.TAM.from_sgd(first, smoothing=1.0, floor=0.5)  # with these, TAM is SGD
+    before, g = embedding.weight.detach().clone(), torch.randn(5, 3)
+    embedding.weight.grad = g
+    new.step()
+    torch.testing.assert_close(embedding.weight.detach(), before - 0.1 * (0.9 * m + g))
+
+
+def test_sgd_takes_a_sparse_momentum() -> None:
+    embedding, first = sgd_on_an_embedding()
+    new = tam.handover(first, SGD, buffers="rescale", momentum=0.8)
+    m = new.state[embedding.weight]["momentum_buffer"]
+    # The lr is 0.1 (1 - 0.8) / (1 - 0.9), and the momentum half of what it was.
+    assert m.is_sparse and new.param_groups[0]["lr"] == pytest.approx(0.2)
+    old = first.state[embedding.weight]["momentum_buffer"].to_dense()
+    torch.testing.assert_close(m.to_dense(), 0.5 * old)
 
 
 def test_the_alignment_of_a_hand_over_goes_by_the_gain() -> None:

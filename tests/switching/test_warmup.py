@@ -504,6 +504,26 @@ def test_a_function_does_not_get_around_what_is_refused(first: Any, then: Any, n
     train(tam.Warmup(first(parameters(SHAPES)), then, 2, buffers="fresh"), 4)
 
 
+@pytest.mark.parametrize("then", [tam.TAM, lambda groups: tam.TAM(groups, lr=0.2)])
+def test_a_sparse_momentum_is_refused_at_the_switch(then: Any) -> None:
+    def go(buffers: str | None) -> tam.Warmup:
+        torch.manual_seed(0)
+        embedding = torch.nn.Embedding(5, 3, sparse=True)
+        first = SGD(embedding.parameters(), lr=0.1, momentum=0.9)
+        warmup = tam.Warmup(first, then, 1, buffers=buffers)
+        embedding(torch.tensor([1, 2])).sum().backward()
+        try:
+            warmup.step()
+        except ValueError:
+            assert not warmup.switched and first.state[embedding.weight]["momentum_buffer"].is_sparse
+            raise
+        return warmup
+
+    with pytest.raises(ValueError, match=r"parameter 0 of group 0 .* has a sparse momentum_buffer"):
+        go(None)
+    assert go("fresh").switched
+
+
 def test_a_group_from_a_generator() -> None:
     for at in (1, SWITCH + 1):
         warmup = train(tam_to_sgd(), at)

@@ -8,8 +8,8 @@ from typing import ClassVar
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
+from tam._messages import describe_parameter
 from tam.optimizers.base import Base
-from tam.optimizers.checkpoint import describe_parameter
 from tam.options import Method
 from tam.sharding.dtensor import shard_groups
 from tam.sharding.exchange import Exchange

@@ -12,8 +12,9 @@ from torch.nn import Parameter
 from torch.optim.optimizer import Optimizer, ParamsT, _use_grad_for_differentiable
 
 from tam._load_hooks import hooks_around_load
+from tam._messages import describe_parameter
 from tam._warnings import warn_user
-from tam.optimizers.checkpoint import describe_parameter, prepare_checkpoint
+from tam.optimizers.checkpoint import prepare_checkpoint
 from tam.options import check_options, refuse_half
 from tam.segments import Segments
 from tam.sharding.dtensor import is_dtensor, local_tensor, redistribute_gradient

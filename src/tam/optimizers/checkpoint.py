@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from tam._messages import describe_parameter
 from tam.options import CHECKS, REFUSED, check_options, turn_off
 from tam.sharding.dtensor import is_dtensor
 from tam.step.eager import GroupOptions
@@ -21,14 +22,6 @@ from tam.step.eager import GroupOptions
 OWN = ("scope", "foreach", "fused", "capturable", "differentiable")
 # Options that came later: a checkpoint without them was written by what they are by default.
 LATER = {"gain": 1.0}
-
-
-def describe_parameter(optimizer: Optimizer, i: int, j: int) -> str:
-    """Return how messages call parameter j of group i."""
-    group = optimizer.param_groups[i]
-    shape = tuple(group["params"][j].shape)
-    name = f" {group['param_names'][j]!r}" if "param_names" in group else ""
-    return f"parameter {j}{name} of group {i} (shape {shape})"
 
 
 def prepare_checkpoint(

@@ -13,12 +13,12 @@ from tam.switching.transfer import GroupOfClass, ParamGroup, is_torque, settled_
 
 Buffers = Literal["keep", "rescale", "fresh"]
 
-_BUFFER_KEYS = ("momentum_buffer", "exp_avg", "exp_avg_sq", "step")
+BUFFER_KEYS = ("momentum_buffer", "exp_avg", "exp_avg_sq", "step")
 
 
 def has_buffers(state: Mapping[str, object]) -> bool:
     """Return True if there is something to carry in a parameter's state."""
-    return any(state.get(key) is not None for key in _BUFFER_KEYS)
+    return any(state.get(key) is not None for key in BUFFER_KEYS)
 
 
 def carry_buffers(
@@ -36,7 +36,7 @@ def carry_buffers(
         for p in after["params"]:
             old_state = source.state.get(p, {})
             if buffers != "fresh" and has_momentum and has_buffers(old_state):
-                state = {k: x if release else x.clone() for k, x in old_state.items() if k in _BUFFER_KEYS}
+                state = {k: x if release else x.clone() for k, x in old_state.items() if k in BUFFER_KEYS}
                 if buffers == "rescale":
                     _rescale(state, (type(source), before), (type(target), after), alignment)
                 if "step" in state and isinstance(target, (Adam, AdamW)):

@@ -1,6 +1,6 @@
 """The rules of a hand-over: which options, groups and buffers the new optimizer gets, and what is refused.
 
-They decide from options alone. Nothing changes, and nothing is read from the device.
+They decide from options and the form of the buffers. Nothing changes, and nothing is read from the device.
 """
 
 from __future__ import annotations
@@ -10,12 +10,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import get_args
 
+import torch
 from torch import Tensor
 from torch.optim import Adam, AdamW, Optimizer
 
+from tam._messages import describe_parameter
 from tam.options import REFUSED, turn_off
 from tam.sharding.shard_group import shards_of
-from tam.switching.carry import Buffers, has_buffers
+from tam.switching.carry import BUFFER_KEYS, Buffers, has_buffers
 from tam.switching.plan import Plan, T
 from tam.switching.schedulers import GROUP_RATES, Schedulers, convert_schedulers, find_schedulers
 from tam.switching.transfer import ParamGroup, check_alignment, family, is_decoupled, is_torque, settled_steps
@@ -100,6 +102,8 @@ def explain_handover(
         )
     buffer_count = sum(map(has_buffers, optimizer.state.values()))
     carries_buffers = buffers != "fresh" and buffer_count > 0
+    if carries_buffers:
+        refuse_sparse_buffers(optimizer, to)
     options, notes = _complete_options(optimizer, to, options, carries_buffers)
     schedulers = [] if scheduler is None else find_schedulers(scheduler, optimizer)
     arguments: list[ParamGroup] = []
@@ -167,6 +171,24 @@ def refuse_options(i: int, cls: type[Optimizer], group: ParamGroup, remedy: Call
                 remedy(name),
                 name,
             )
+
+
+def refuse_sparse_buffers(optimizer: Optimizer, to: type[Optimizer]) -> None:
+    """Raise if a buffer is sparse, as SGD's is after sparse gradients, and `to` needs dense ones."""
+    if not is_torque(to):
+        return
+    for i, group in enumerate(optimizer.param_groups):
+        for j, p in enumerate(group["params"]):
+            for name, buffer in optimizer.state.get(p, {}).items():
+                is_dense = not isinstance(buffer, Tensor) or buffer.layout is torch.strided
+                if is_dense or name not in BUFFER_KEYS:
+                    continue
+                raise ValueError(
+                    f"{describe_parameter(optimizer, i, j)} has a sparse {name} ({buffer.layout}), but "
+                    f"{to.__name__} does not support sparse buffers and gradients. For an embedding, use "
+                    f"sparse=False. Then make the buffers dense (for state in optimizer.state.values(): "
+                    f'state["{name}"] = state["{name}"].to_dense()), or leave them behind (buffers="fresh")'
+                )
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,14 @@ from tam.options import REFUSED, turn_off
 from tam.sharding.shard_group import set_shards, shards_of
 from tam.switching.carry import Buffers, carry_buffers
 from tam.switching.plan import Plan
-from tam.switching.rules import WARMUP_KEYS, NoRuleError, choose_buffers, explain_handover, refuse_options
+from tam.switching.rules import (
+    WARMUP_KEYS,
+    NoRuleError,
+    choose_buffers,
+    explain_handover,
+    refuse_options,
+    refuse_sparse_buffers,
+)
 from tam.switching.schedulers import GROUP_RATES
 from tam.switching.transfer import ParamGroup, check_alignment
 
@@ -271,6 +278,8 @@ class Warmup(Optimizer):
         if not isinstance(second, Optimizer):
             raise TypeError(f"then must make an optimizer, got a {type(second).__name__}")
         _check_same_parameters(self.first, second)
+        if choose_buffers(type(self.first), type(second), self.buffers) != "fresh":
+            refuse_sparse_buffers(self.first, type(second))
         set_shards(second, shards_of(self.first))
         return second, None
 
