@@ -39,6 +39,8 @@ def variants(lrs: tuple[float, ...]) -> dict[str, Variant]:
         "V13": Variant("preconditioned cosine", "adatamw-variant", own, {**TORQUE, "preconditioned": True}),
         "V14": Variant("smoothing 0.95", "adatamw", own, {**TORQUE, "smoothing": 0.95}),
         "V15": Variant("AdamW, momentum 0.8", "adamw", lrs, {**OPTIONS, "betas": (0.8, 0.95)}),
+        # AdamW without the bias correction of its momentum.
+        "V16": Variant("AdaTAMW, d = 1/2", "adatamw", own, {**TORQUE, "scope": "global", "smoothing": 1.0}),
     }  # fmt: skip
     controls = {"V2": ("V4", "constant damping"), "V9c": ("V9", "constant momentum and damping")}
     for key, (source, name) in controls.items():
@@ -158,4 +160,8 @@ SMALL_STARTS = tuple(
     start(f"warmup-{warmup}-0.9M", f"Warm-up of {warmup} steps, 0.9M parameters", "V1 V2 V3 V4 V7",
           SMALL_RUNGS[2], range(510, 516), **{**SMALL, "warmup": warmup})
     for warmup in (0, 25)
+)  # fmt: skip
+SMALL_COLD_LADDER = ladder(
+    "cold-ladder-0.9M", "Every learning rate without warm-up, 0.9M parameters", "V1 V3 V16",
+    rungs(0.0007, 5, 2.0), range(520, 524), **{**SMALL, "warmup": 0},
 )  # fmt: skip
