@@ -9,7 +9,7 @@ import torch
 
 import tam
 from tests import moving_tensors
-from tests.helpers import ALL, PAIRS, WAYS, options_for
+from tests.helpers import ALL, PAIRS, TORQUE, WAYS, options_for
 
 IDS = [f"{cls.__name__}-{way}" for cls, way in PAIRS]
 CASES = pytest.mark.parametrize("cls, way", [(cls, WAYS[way]) for cls, way in PAIRS], ids=IDS)
@@ -75,3 +75,39 @@ def test_a_recorder_sees_a_gradient_of_another_layout(recorded: type) -> None:
             optimizer.step()
     found = [float(row["grad_norm"]) for row in recorder.rows()]
     assert found == pytest.approx(expected, rel=1e-5)
+
+
+@CASES
+@pytest.mark.parametrize("device, default", [("cuda", "cuda"), ("cpu", "cuda"), ("cuda", "cpu")])
+def test_the_default_device_does_not_matter(
+    cls: type, way: dict[str, Any], device: str, default: str
+) -> None:
+    optimizers = []
+    for chosen in (device, default):
+        p = torch.nn.Parameter(torch.ones(8, device=device))
+        optimizer = cls([p], lr=0.01, **way)
+        for step in range(3):
+            p.grad = torch.full((8,), 1.0 + step, device=device)
+            with torch.device(chosen):
+                optimizer.step()
+        optimizers.append(optimizer)
+    torch.testing.assert_close(*(optimizer.param_groups[0]["params"][0] for optimizer in optimizers))
+
+
+@pytest.mark.parametrize("cls", TORQUE)
+def test_a_frozen_part_can_be_moved_to_the_cpu(cls: type) -> None:
+    optimizers = []
+    for moves in (False, True):
+        encoder, head = (torch.nn.Parameter(torch.ones(4, device="cuda")) for _ in range(2))
+        optimizer = cls([encoder, head], lr=0.01)
+        encoder.grad, head.grad = torch.ones(4, device="cuda"), torch.ones(4, device="cuda")
+        optimizer.step()
+        encoder.requires_grad_(False).grad = None
+        if moves:
+            encoder.data = encoder.data.cpu()
+        for step in range(3):
+            head.grad = torch.full((4,), 1.0 + step, device="cuda")
+            optimizer.step()
+        assert optimizer.backend == "triton" and optimizer.alignment.is_cuda
+        optimizers.append(optimizer)
+    torch.testing.assert_close(*(optimizer.param_groups[0]["params"][1] for optimizer in optimizers))

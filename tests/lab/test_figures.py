@@ -68,6 +68,7 @@ def test_figures_of_equal_seeds(make_figures: MakeFigures) -> None:
     figures = make_figures(0.0)
     assert figures.rungs(SOURCE) == pytest.approx(RUNGS, rel=1e-5)
     assert figures.summary(SOURCE, "TAM").best_lr == pytest.approx(RUNGS[3], rel=1e-5)
+    assert figures.mean_losses(SOURCE, "TAM") == pytest.approx([loss_of("TAM", k) for k in range(10)])
     gap, shift = figures.best_gap(SOURCE, "TAM", "SGDM"), figures.knee_shift(SOURCE, "TAM", "SGDM")
     assert (gap.low, gap.mean, gap.high) == pytest.approx((0.3, 0.3, 0.3))
     assert (shift.low, shift.mean, shift.high) == pytest.approx((0.5, 0.5, 0.5), abs=1e-5)
