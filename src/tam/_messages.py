@@ -1,4 +1,4 @@
-"""What messages of several modules call the same thing."""
+"""Names of things in error messages."""
 
 from __future__ import annotations
 

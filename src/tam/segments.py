@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from tam.sharding.agreement import SegmentInfo, agree_across_ranks
-from tam.sharding.dtensor import has_other_ranks, local_tensor
+from tam.sharding.dtensor import has_other_ranks
 from tam.sharding.exchange import Exchange
 from tam.sharding.shard_group import ShardGroup
 
@@ -193,8 +193,7 @@ class Segments:
         self._is_float64 = {k: bool(info.is_float64) for k, info in enumerate(agreed)}
         for k, (segment, ours, all_ranks) in enumerate(zip(segments, known, agreed, strict=True)):
             if ours.alignment is None:
-                home = exchange.device if not segment else local_tensor(segment[0]).device
-                s = torch.zeros((), dtype=self._dtype_of(k, segment), device=home)
+                s = torch.zeros((), dtype=self._dtype_of(k, segment), device=exchange.device)
                 self._alignments_without_state[k] = s.fill_(all_ranks.alignment or 0.0)
         self.share_again()
         for s, info in zip(self.alignments(), agreed, strict=True):

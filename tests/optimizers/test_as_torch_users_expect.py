@@ -67,11 +67,10 @@ def test_add_param_group_midway(cls: type, way: dict[str, Any]) -> None:
         assert optimizer.state[late]["alignment"] is first
 
 
-def test_a_new_group_has_the_shared_options_as_they_are_now(cls: type, way: dict[str, Any]) -> None:
-    if cls not in TORQUE:
-        return
+@pytest.mark.parametrize("torque", TORQUE)
+def test_a_new_group_has_the_shared_options_as_they_are_now(torque: type) -> None:
     first, second = parameters([(4,), (5,)])
-    optimizer = cls([first], max_grad_norm=1.0, **way)
+    optimizer = torque([first], max_grad_norm=1.0)
     optimizer.param_groups[0]["max_grad_norm"] = None  # clipping only at the start
     optimizer.add_param_group({"params": [second]})
     assert [group["max_grad_norm"] for group in optimizer.param_groups] == [None, None]

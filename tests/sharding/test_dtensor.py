@@ -158,6 +158,9 @@ def two_ranks() -> Any:
         "on its way": gradients_on_their_way(),
         "experts": [expert_beside_dtensors(mesh, scope) for scope in ("global", "tensor")],
         "new expert": new_expert(mesh),
+        "stale replica": stale_replica(mesh),
+        "two group objects": two_group_objects(mesh),
+        "frozen elsewhere": frozen_elsewhere(mesh),
     }
 
 
@@ -333,6 +336,59 @@ def new_expert(mesh: Any) -> Any:
     return float(after.alignment[1]), float(alone.alignment)
 
 
+def stale_replica(mesh: Any) -> str:
+    """A replicated DTensor in the segment of a sharded one; rank 1 loads another s."""
+    placements = ([Shard(0)], [Replicate()])
+    params = [nn.Parameter(distribute_tensor(torch.ones(4), mesh, where)) for where in placements]
+    optimizer = tam.TAM(params, lr=0.1)
+
+    def step() -> None:
+        for p, where in zip(params, placements, strict=True):
+            p.grad = distribute_tensor(torch.arange(4.0), mesh, where)
+        optimizer.step()
+
+    step()
+    step()
+    saved = copy.deepcopy(optimizer.state_dict())
+    if dist.get_rank() == 1:
+        for state in saved["state"].values():
+            state["alignment"] *= 0.5
+    optimizer.load_state_dict(saved)
+    try:
+        step()
+    except RuntimeError as error:
+        return str(error)
+    return ""
+
+
+def two_group_objects(mesh: Any) -> Any:
+    """Plain shards beside a DTensor: the same ranks, but two group objects. Rank 1 has no state at first."""
+    group, s = dist.new_group([0, 1]), []
+    for loads in (False, True):
+        dense = nn.Parameter(distribute_tensor(torch.ones(4), mesh, [Shard(0)]))
+        plain = nn.Parameter(torch.ones(3))
+        optimizer = tam.TAM([dense, plain], lr=0.1, shard_group=group)
+        for step in range(6):
+            dense.grad = distribute_tensor(torch.ones(4), mesh, [Shard(0)]) if step > 3 else None
+            plain.grad = torch.ones(3) if dist.get_rank() == 0 or step > 3 else None
+            if loads and step == 3:
+                optimizer.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+            optimizer.step()
+        s.append(optimizer.alignment)
+    return s
+
+
+def frozen_elsewhere(mesh: Any) -> Any:
+    """A group that is frozen on another device, beside a sharded one."""
+    dense = nn.Parameter(distribute_tensor(torch.ones(4), mesh, [Shard(0)]))
+    frozen = nn.Parameter(torch.ones(3, device="meta"), requires_grad=False)
+    optimizer = tam.TAM([{"params": [dense]}, {"params": [frozen]}], lr=0.1, scope="group")
+    for _ in range(2):
+        dense.grad = distribute_tensor(torch.ones(4), mesh, [Shard(0)])
+        optimizer.step()
+    return optimizer.backend, float(optimizer.alignment[0])
+
+
 def local_part(x: Tensor) -> Tensor:
     return x.to_local().detach() if isinstance(x, DTensor) else x.detach()
 
@@ -359,6 +415,10 @@ def test_two_ranks(tmp_path: Path) -> None:
         (loop, norm), (fused, same) = result["on its way"]
         torch.testing.assert_close(loop, fused)
         assert norm == same and abs(norm - 3 * 3**0.5) < 1e-5
+        assert "the alignment of segment 0 is" in result["stale replica"]
+        straight, loaded = result["two group objects"]
+        assert torch.equal(straight, loaded) and float(straight) > 0.1
+        assert result["frozen elsewhere"] == ("c", pytest.approx(0.1))
         for straight, *others in result["experts"]:
             assert all(all(map(torch.equal, other, straight)) for other in others)
     for first, second in zip(*(result["experts"] for result in results), strict=True):

@@ -246,7 +246,7 @@ def _torque_step(
     """Return theta, the state of these keys and s after a step."""
     by_tensor = is_by_tensor(scope)
     options = {"smoothing": smoothing, "gain": gain, "max_grad_norm": max_grad_norm}
-    _check({**options, "ema": ema, "bias_correction": bias_correction})
+    _check({**options, "ema": ema, "bias_correction": bias_correction or False})  # None is False
     rule = Rule(
         scope="tensor" if by_tensor else "global", smoothing=smoothing, gain=gain,
         max_grad_norm=max_grad_norm, adaptive=adaptive, decoupled=decoupled, ema=ema,

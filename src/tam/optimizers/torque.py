@@ -295,7 +295,7 @@ class TorqueOptimizer(Base):
 
     @property
     def grad_norm(self) -> Tensor:
-        """|g| of the last step over all parameters, before clipping: 0-dim.
+        """|g| of the last step over all parameters, before clipping: 0-dim, and 0 without gradients.
 
         NaN if |g| is not known: with parameters on a CPU and a GPU, or if `whole_tensors=True` with
         `scope="tensor"` exchanges nothing. `max_grad_norm=math.inf` clips nothing and makes the ranks add
@@ -343,23 +343,26 @@ class TorqueOptimizer(Base):
                     f"parameter {key} is sharded (a DTensor), but its {plain[0]} in the checkpoint is not: "
                     "load it with torch.distributed.checkpoint's set_optimizer_state_dict"
                 )
-        scope = checkpoint["param_groups"][0].get("scope", "another scope")
-        ours = f"scope={self._option('scope')!r} has one: it was written with scope={scope!r}"
+        self._check_saved_scope(saved, checkpoint["param_groups"][0].get("scope", "another scope"))
+
+    def _check_saved_scope(self, saved: dict[Tensor, Tensor], saved_scope: str) -> None:
+        """Raise if one of our segments had several alignments in the checkpoint."""
+        scope = self._option("scope")
         groups_of = {p: i for i, group in enumerate(self.param_groups) for p in group["params"]}
         for segment in self.segments.members():
             members = [p for p in segment if p in saved]
             values = {float(saved[p]) for p in members}
-            if len(values) > 1:
-                raise ValueError(
-                    f"the checkpoint has {len(values)} different alignments where {ours}, so load it into an "
-                    "optimizer with that scope"
-                )
+            count, lost = len(values), ""
             # `torch.distributed.checkpoint.load` writes into the state: here all values into one tensor.
-            written = {"tensor": len(members), "group": len({groups_of[p] for p in members})}.get(scope, 1)
-            if written > 1 and len({id(saved[p]) for p in members}) == 1:
+            live = {id(self.state[p]["alignment"]) for p in members if "alignment" in self.state.get(p, ())}
+            if values and values != {0.0} and len(live) == 1 and {id(saved[p]) for p in members} == live:
+                group_count = len({groups_of[p] for p in members})
+                count = {"tensor": len(members), "group": group_count}.get(saved_scope, 1)
+                lost = ", and was loaded into the state in place, where only one of them is left"
+            if count > 1:
                 raise ValueError(
-                    f"the checkpoint has {written} alignments where {ours}, and was loaded into the state in "
-                    "place, so all but one are lost. Load it into an optimizer with that scope"
+                    f"the checkpoint has {count} different alignments where scope={scope!r} has one: it was "
+                    f"written with scope={saved_scope!r}{lost}. Load it into an optimizer with that scope"
                 )
 
     def _finish_load(self, checkpoint: dict[str, Any]) -> None:

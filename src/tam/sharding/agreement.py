@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -53,8 +54,7 @@ def agree_across_ranks(
     listed, difference = _list_parameters(exchange), ""
     digest = hashlib.sha256("\n".join(listed).encode()).hexdigest()
     for group in exchange.groups:
-        # A rank's own parameters, such as an expert's, give it an s of its own.
-        apart = {k for k, groups in exchange.shares if group not in groups}
+        own_segments = _segments_of_one_rank(exchange, group)
         # A difference found in one group is passed on to the next: some ranks are only in that one.
         reports = _all_gather(_Report(digest, options, exchange.device, segments, difference), group)
         lists = [listed] * len(reports)
@@ -66,7 +66,7 @@ def agree_across_ranks(
             difference = difference or report.difference or _compare_lists(lists[0], lists[i], *names)
             difference = difference or _compare_options(first.options, report.options, *names)
             if not exchange.has_whole_tensors:
-                difference = difference or _compare_alignments(first, report, apart, *names)
+                difference = difference or _compare_alignments(first, report, own_segments, *names)
         kinds = sorted({report.device.type for report in reports if report.device is not None})
         if len(kinds) > 1:
             difference = difference or f"the ranks' parameters are on different kinds of devices: {kinds}"
@@ -76,12 +76,31 @@ def agree_across_ranks(
         if not exchange.has_whole_tensors and not difference:
             everyones = zip(*(report.segments for report in reports), strict=True)
             segments = [
-                own if k in apart else _combine(infos)
+                own if k in own_segments else _combine(infos)
                 for k, (own, infos) in enumerate(zip(segments, everyones, strict=True))
             ]
     if difference:
         raise RuntimeError(difference)
     exchange.has_agreed = True
+    return segments
+
+
+def _segments_of_one_rank(exchange: Exchange, group: ProcessGroup) -> set[int]:
+    """Return the segments with a parameter that not all ranks of the group hold: each has an s of its own.
+
+    Such a parameter is an expert's, for example. Replicas are held by all ranks, although nothing is added
+    up over them.
+    """
+    ranks = set(dist.get_process_group_ranks(group))
+    plain_group = exchange.plain_group
+    holders_of_plain = set() if plain_group is None else set(dist.get_process_group_ranks(plain_group))
+    segments, params = set(), iter(exchange.params)
+    for k, length in enumerate(exchange.lengths):
+        for p in islice(params, length):
+            mesh: Any = getattr(p, "device_mesh", None)
+            holders = holders_of_plain if mesh is None else set(mesh.mesh.flatten().tolist())
+            if not ranks <= holders:
+                segments.add(k)
     return segments
 
 
@@ -130,9 +149,9 @@ def _compare_options(ours: dict[str, object], theirs: dict[str, object], there: 
     return ""
 
 
-def _compare_alignments(ours: _Report, theirs: _Report, apart: set[int], there: str, here: str) -> str:
+def _compare_alignments(ours: _Report, theirs: _Report, own_segments: set[int], there: str, here: str) -> str:
     for k, (a, b) in enumerate(zip(ours.segments, theirs.segments, strict=False)):
-        if k in apart or a.alignment is None or b.alignment is None:
+        if k in own_segments or a.alignment is None or b.alignment is None:
             continue
         if abs(a.alignment - b.alignment) > 1e-6:
             return f"the alignment of segment {k} is {b.alignment} on {there} and {a.alignment} on {here}"

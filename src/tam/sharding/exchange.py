@@ -54,7 +54,8 @@ class Exchange:
         self.groups = list(
             dict.fromkeys([*plain_groups, *(group for _, groups in self.shares for group in groups)])
         )
-        self.device: torch.device | None = local_tensor(self.params[0]).device if self.params else None
+        home = next((p for p in self.params if p.grad is not None), self.params[0] if self.params else None)
+        self.device: torch.device | None = None if home is None else local_tensor(home).device
         self.has_agreed = False
         self.share_counts = [0] * len(segments)  # per segment
         for k, _ in self.shares:

@@ -187,7 +187,8 @@ def refuse_sparse_buffers(optimizer: Optimizer, to: type[Optimizer]) -> None:
                     f"{describe_parameter(optimizer, i, j)} has a sparse {name} ({buffer.layout}), but "
                     f"{to.__name__} does not support sparse buffers and gradients. For an embedding, use "
                     f"sparse=False. Then make the buffers dense (for state in optimizer.state.values(): "
-                    f'state["{name}"] = state["{name}"].to_dense()), or leave them behind (buffers="fresh")'
+                    f'state |= {{k: x.to_dense() for k, x in state.items() if k == "{name}"}}), '
+                    'or leave them behind (buffers="fresh")'
                 )
 
 
