@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
@@ -54,7 +53,9 @@ def agree_across_ranks(
     listed, difference = _list_parameters(exchange), ""
     digest = hashlib.sha256("\n".join(listed).encode()).hexdigest()
     for group in exchange.groups:
-        own_segments = _segments_of_one_rank(exchange, group)
+        # A parameter that some ranks do not hold, such as an expert's, gives each rank an s of its own.
+        ranks = set(dist.get_process_group_ranks(group))
+        own_segments = {k for k, holders in enumerate(exchange.holders) if not ranks <= holders}
         # A difference found in one group is passed on to the next: some ranks are only in that one.
         reports = _all_gather(_Report(digest, options, exchange.device, segments, difference), group)
         lists = [listed] * len(reports)
@@ -82,25 +83,6 @@ def agree_across_ranks(
     if difference:
         raise RuntimeError(difference)
     exchange.has_agreed = True
-    return segments
-
-
-def _segments_of_one_rank(exchange: Exchange, group: ProcessGroup) -> set[int]:
-    """Return the segments with a parameter that not all ranks of the group hold: each has an s of its own.
-
-    Such a parameter is an expert's, for example. Replicas are held by all ranks, although nothing is added
-    up over them.
-    """
-    ranks = set(dist.get_process_group_ranks(group))
-    plain_group = exchange.plain_group
-    holders_of_plain = set() if plain_group is None else set(dist.get_process_group_ranks(plain_group))
-    segments, params = set(), iter(exchange.params)
-    for k, length in enumerate(exchange.lengths):
-        for p in islice(params, length):
-            mesh: Any = getattr(p, "device_mesh", None)
-            holders = holders_of_plain if mesh is None else set(mesh.mesh.flatten().tolist())
-            if not ranks <= holders:
-                segments.add(k)
     return segments
 
 

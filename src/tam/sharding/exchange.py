@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from operator import is_
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -43,12 +43,20 @@ class Exchange:
         self.has_whole_tensors = self.plain_group is not None and scope == "tensor"
         summed_over = () if self.has_whole_tensors else plain_groups
         members: dict[tuple[int, tuple[ProcessGroup, ...]], list[Tensor]] = {}
+        everyone = set(range(dist.get_world_size())) if dist.is_initialized() else {0}
+        self.holders = [set(everyone) for _ in segments]  # the ranks that hold every parameter of a segment
+        holders_of_plain = {rank for group in plain_groups for rank in dist.get_process_group_ranks(group)}
+        holders_by_mesh: dict[Any, set[int]] = {None: holders_of_plain}
         for k, segment in enumerate(segments):
             if summed_over:
                 members[k, summed_over] = []  # also if this rank has none of it
             for p in segment:
                 groups = shard_groups(p) if is_dtensor(p) else summed_over
                 members.setdefault((k, groups), []).append(p)
+                mesh = getattr(p, "device_mesh", None)
+                if mesh not in holders_by_mesh:
+                    holders_by_mesh[mesh] = set(mesh.mesh.flatten().tolist())
+                self.holders[k] &= holders_by_mesh[mesh]
         self.shares = list(members)  # ordered by segment
         self.share_of = {p: i for i, params in enumerate(members.values()) for p in params}
         self.groups = list(
