@@ -53,7 +53,7 @@ class Exchange:
             for p in segment:
                 groups = shard_groups(p) if is_dtensor(p) else summed_over
                 members.setdefault((k, groups), []).append(p)
-                mesh = getattr(p, "device_mesh", None)
+                mesh: Any = getattr(p, "device_mesh", None)
                 if mesh not in holders_by_mesh:
                     holders_by_mesh[mesh] = set(mesh.mesh.flatten().tolist())
                 self.holders[k] &= holders_by_mesh[mesh]
