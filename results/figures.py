@@ -10,7 +10,7 @@ from statistics import fmean
 
 import numpy as np
 
-from tam.lab.core.ladder import LadderSummary, summarize
+from tam.lab.core.ladder import LadderSummary, mean_losses, summarize
 from tam.lab.core.ladder_plan import LadderPlan
 from tam.lab.core.runner import finished_trials
 from tam.lab.experiments.pretrain.hypotheses import ROUNDING, SettledAlignment, settled_alignment
@@ -37,8 +37,8 @@ class Figures:
         named = (
             self.part, self.control, self.equal_lr, self.difference, self.estimate, self.outcome,
             self.damping_range, self.check, self.gated, self.verdict, self.trials, self.against,
-            self.best_gap, self.gaps, self.knee_shift, self.octaves, self.rungs, self.settled, self.summary,
-            self.zero_of_s,
+            self.best_gap, self.gaps, self.knee_shift, self.mean_losses, self.octaves, self.rungs,
+            self.settled, self.summary, self.zero_of_s,
         )  # fmt: skip
         return {function.__name__: function for function in named}
 
@@ -77,6 +77,11 @@ class Figures:
         """Return the learning rates of a ladder, as its baseline's."""
         plan = self._ladder(source)
         return plan.grid(plan.study.variant(plan.study.baseline))
+
+    def mean_losses(self, source: str, variant: str) -> list[float]:
+        """Return the mean loss of a variant at each rung."""
+        plan = self._ladder(source)
+        return [*mean_losses(plan.losses(plan.study.variant(variant))).values()]
 
     def settled(self, source: str, variant: str) -> SettledAlignment:
         """Return the settled s of a variant of a ladder."""
@@ -141,10 +146,11 @@ class Figures:
     def difference(self, source: str, variant: str, other: str) -> str:
         return self.estimate(source, variant, other).format(self._results(source).study.digits)
 
-    def outcome(self, source: str, variant: str) -> str:
+    def outcome(self, source: str, variant: str, digits: int = 1) -> str:
         """Return the mean outcome of a variant."""
         results = self._results(source)
-        return f"{fmean(results.outcomes[variant].values(results.study.outcome).values()):.1f}"
+        mean = fmean(results.outcomes[variant].values(results.study.outcome).values())
+        return f"{mean:.{digits}f}"
 
     def damping_range(self, *experiments: str) -> str:
         """Return the lowest and highest mean d of the runs with TAM or AdaTAM."""

@@ -53,7 +53,7 @@ def agree_across_ranks(
     listed, difference = _list_parameters(exchange), ""
     digest = hashlib.sha256("\n".join(listed).encode()).hexdigest()
     for group in exchange.groups:
-        # A parameter that some ranks do not hold, such as an expert's, gives each rank an s of its own.
+        # A parameter that some ranks do not hold, such as an expert's, gives each rank another s.
         ranks = set(dist.get_process_group_ranks(group))
         own_segments = {k for k, holders in enumerate(exchange.holders) if not ranks <= holders}
         # A difference found in one group is passed on to the next: some ranks are only in that one.
