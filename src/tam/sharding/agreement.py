@@ -39,6 +39,7 @@ class _Report:
     options: dict[str, object]
     device: torch.device | None
     segments: list[SegmentInfo]
+    own_segments: set[int]  # with a parameter that not all ranks of the group hold, such as an expert's
     difference: str  # found in another group
 
 
@@ -53,11 +54,13 @@ def agree_across_ranks(
     listed, difference = _list_parameters(exchange), ""
     digest = hashlib.sha256("\n".join(listed).encode()).hexdigest()
     for group in exchange.groups:
-        # A parameter that some ranks do not hold, such as an expert's, gives each rank another s.
         ranks = set(dist.get_process_group_ranks(group))
-        own_segments = {k for k, holders in enumerate(exchange.holders) if not ranks <= holders}
+        mine = {k for k, holders in enumerate(exchange.holders) if not ranks <= holders}
         # A difference found in one group is passed on to the next: some ranks are only in that one.
-        reports = _all_gather(_Report(digest, options, exchange.device, segments, difference), group)
+        report = _Report(digest, options, exchange.device, segments, mine, difference)
+        reports = _all_gather(report, group)
+        # The ranks need not agree on these. All must leave out the same ones, or some would wait for others.
+        own_segments = {k for report in reports for k in report.own_segments}
         lists = [listed] * len(reports)
         if len({report.digest for report in reports}) > 1:
             lists = _all_gather(listed, group)
